@@ -1,4 +1,4 @@
-"""No window opens, and no test sees the figure of another."""
+"""Tests open no windows and see no other test's figures."""
 
 import pytest
 
@@ -8,6 +8,6 @@ from utils.drawing.figures import plt
 @pytest.fixture(autouse=True)
 def no_windows():
     plt.switch_backend("agg")
-    plt.close("all")  # tests of other rooms draw, too
+    plt.close("all")  # tests of other rooms draw as well
     yield
     plt.close("all")

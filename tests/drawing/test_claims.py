@@ -1,4 +1,4 @@
-"""What the drawings of lessons 00 to 12 claim: numbers, owners and orders are those of the code."""
+"""The claims of the drawings of lessons 00 to 12: values, owners and orders match the code."""
 
 import re
 from itertools import chain
@@ -76,12 +76,12 @@ def test_a_matrix_in_two_shows_both_ranks():
 
 
 def value(origin):
-    """A chunk's number: 10^rank, so that a sum cannot be mistaken for anything else."""
+    """A chunk's value: 10^rank, so that a sum is unmistakable."""
     return {None: 0.0, 0: 1.0, 1: 10.0, 2: 100.0, 3: 1000.0, "sum": 1111.0}[origin]
 
 
 def after(name, before):
-    """This rank's chunks after the collective `name`, from its chunks before."""
+    """This rank's chunks after the collective `name`."""
     rank = dist.get_rank()
     chunks = [torch.tensor([value(origin)]) for origin in before[rank]]
     whole = torch.cat(chunks)
@@ -120,7 +120,7 @@ def test_the_ring_sums_every_chunk_and_hands_it_round():
         *[f"all-gather, {k}" for k in (1, 2, 3)],
     ]
     finished = torch.tensor(panels["reduce-scatter, 3"]).view(4, 4) == 4
-    assert finished.sum(0).tolist() == finished.sum(1).tolist() == [1] * 4  # one for each rank
+    assert finished.sum(0).tolist() == finished.sum(1).tolist() == [1] * 4  # one per rank
     assert set(panels["all-gather, 3"]) == {4}
 
 
@@ -264,7 +264,7 @@ def test_the_bytes_in_the_titles():
     [
         (4, 4, 2, [0, 0, 1, 1]),
         (6, 3, 2, [0, 0, 0, 0, 1, 1]),  # with its key-value head
-        (4, 1, 2, [0, 0, 1, 1]),  # one key-value head for all: queries are shared out alone
+        (4, 1, 2, [0, 0, 1, 1]),  # one key-value head for all: only queries are split
     ],
 )
 def test_who_computes_which_head(queries, keys, ranks, owners):
@@ -296,7 +296,7 @@ def test_the_parts_beside_are_those_of_the_cells():
 def test_a_turn_has_the_colours_of_its_own_cells_only():
     context.turns(places := positions(16, 4))
     for turn, axes in enumerate(plt.gcf().axes):
-        tints = [patch.get_facecolor() for patch in axes.patches[136:]]  # behind the pale ones
+        tints = [patch.get_facecolor() for patch in axes.patches[136:]]  # after the pale ones
         work = [pairs(places[rank], places[(rank - turn) % 4]) for rank in range(4)]
         assert len(tints) == sum(work)
         assert sorted(tints.count(tint) for tint in set(tints)) == sorted(work)
@@ -438,7 +438,7 @@ def test_the_roofs_meet_where_the_peak_takes_over():
     kernels.roofline(8e12, 2e12, {"slow": (1, 1e12), "on the roof": (64, 8e12)})
     axes = plt.gca()
     memory_roof, peak, *points = [list(zip(*line.get_data())) for line in axes.lines]
-    assert memory_roof[1] == peak[0] == (4, 8e12)  # FLOPs a byte, FLOP/s
+    assert memory_roof[1] == peak[0] == (4, 8e12)  # FLOPs per byte, FLOP/s
     left, speed = memory_roof[0]
     assert speed == left * 2e12 and peak[1][1] == 8e12
     assert points == [[(1, 1e12)], [(64, 8e12)]]

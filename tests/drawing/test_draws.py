@@ -48,7 +48,7 @@ def draw_heat_map():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["x", "y"]
 
 
-# (how to draw, how many patches and lines its first panel has at least)
+# (function that draws, least number of patches and lines in its first panel)
 DRAWINGS = {
     "figures: heat map": (draw_heat_map, 2),
     "accumulation": (accumulation.accumulation, 3),

@@ -1,4 +1,4 @@
-"""The course's plots: what they refuse, what they write on the page, sizes that never change."""
+"""The course's plots: what they refuse, what they write, and their constant sizes."""
 
 from itertools import pairwise
 
@@ -51,7 +51,7 @@ def test_power_law_names_points_it_cannot_fit(xs, ys):
 def test_labels_of_curves_that_end_together_do_not_touch():
     figures.curves({name: [3.0, 1.0] for name in ("1 rank", "2 ranks", "4 ranks")}, y="loss")
     heights = sorted(text.get_position()[1] for text in plt.gca().texts)
-    line = 11 / 72 / plt.gcf().get_size_inches()[1]  # the height of the letters, in figure heights
+    line = 11 / 72 / plt.gcf().get_size_inches()[1]  # the height of a line, in figure heights
     assert all(b - a > line for a, b in pairwise(heights))
 
 

@@ -1,4 +1,4 @@
-"""The planner's drawings and sliders: what they claim, and that they draw."""
+"""The planner's drawings and sliders: their claims, and that they draw."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The drawings of lesson 14 draw, and say what they are given."""
+"""The drawings of lesson 14 show what they are given."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from utils.prompts.in_context import Accuracy, accuracy
 
 
 def words_of(figure):
-    """All texts of a figure."""
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
@@ -18,7 +17,7 @@ def test_where_they_enter():
     words = words_of(plt.gcf())
     assert all(words.count(kind) == 1 for kind in pictures.KINDS)
     assert words.count("k v") == 2 * 3  # prefix tuning: in each layer
-    assert words.count("A") == words.count("B") == 2  # LoRA: beside each layer
+    assert words.count("A") == words.count("B") == 2  # LoRA: next to each layer
 
 
 def test_one_row_has_targets_on_the_answer_and_its_end_alone():
@@ -27,7 +26,7 @@ def test_one_row_has_targets_on_the_answer_and_its_end_alone():
     names = [word for word in words if word in {"v0", "v1", "a", "b", "c", "x", "y", "end", "–"}]
     inputs, targets = names[::2], names[1::2]
     assert inputs == ["v0", "v1", "a", "b", "c", "x", "y"]
-    assert targets == ["–", "–", "–", "–", "x", "y", "end"]  # moved on by one
+    assert targets == ["–", "–", "–", "–", "x", "y", "end"]  # shifted by one
     assert [word for word in words if word.isdigit()] == [str(n) for n in range(7)]
 
 

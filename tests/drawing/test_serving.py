@@ -1,4 +1,4 @@
-"""The pictures of lessons 16 and 17 draw, say what they are given, and return what they found."""
+"""The figures of lessons 16 and 17 show what they are given and return their results."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,6 @@ gold = plt.matplotlib.colors.to_rgba(GOLD)
 
 
 def words_of(figure):
-    """All texts of a figure."""
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 

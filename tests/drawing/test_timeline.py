@@ -1,4 +1,4 @@
-"""Every span of a trace is a bar, on a lane of its own where two run together."""
+"""Every span of a trace is a bar; spans that overlap have separate lanes."""
 
 from utils.drawing import figures
 from utils.drawing.timeline import timeline

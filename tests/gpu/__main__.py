@@ -1,4 +1,4 @@
-"""Runs the parts and stores what they found; see `tests/gpu/__init__.py`."""
+"""Runs the parts and stores their results; see `tests/gpu/__init__.py`."""
 
 import argparse
 import contextlib
@@ -21,15 +21,15 @@ from utils.paths import ROOT
 from utils.ranks.supervise import OVER, Child, ChildEnded, end, supervised
 
 REFERENCE = ROOT / "docs" / "reference"
-MINUTES = 60  # of all parts together
-LIMIT = 240  # seconds of a part
-LOOK = 0.2  # seconds between two looks whether Ctrl-C was pressed
+MINUTES = 60  # for all parts together
+LIMIT = 240  # seconds per part
+LOOK = 0.2  # seconds between checks for Ctrl-C
 TORCH = (2, 11)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What runs (module:function), on how many GPUs at least, for how many seconds at most."""
+    """A function to run ("module:function"), its least number of GPUs, and its time limit."""
 
     function: str
     about: str
@@ -68,7 +68,7 @@ PARTS = {
 
 
 def why_not(part: Part, rehearse: bool, left: float) -> str:
-    """The sentence that says why a part cannot run here, or ''."""
+    """A sentence that says why a part cannot run here, or ''."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < TORCH:
         return f"torch {torch.__version__} is older than {TORCH[0]}.{TORCH[1]}"
@@ -80,22 +80,22 @@ def why_not(part: Part, rehearse: bool, left: float) -> str:
 
 
 def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
-    """Runs a part in a process of its own; fills `done`, also where it is interrupted."""
+    """Run a part in its own process; fills `done`, even when interrupted."""
     done |= {"state": "failed", "why": "it was interrupted", "rows": {}}
     done |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
-    done["threads"] = torch.get_num_threads()  # of this machine's CPU, for whatever runs there
+    done["threads"] = torch.get_num_threads()  # for what runs on the CPU
     command = [sys.executable, "-m", "tests.gpu.child", part.function]
     places = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
-    if rehearse:  # even where a GPU is; kernels in the Triton language are interpreted
+    if rehearse:  # on the CPU even if there is a GPU; Triton kernels are interpreted
         command += ["--rehearse"]
         env |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else it starts a pool of them
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise it starts a pool of processes
     began = time.monotonic()
-    # compiled code of its own: who was killed may have left half a file where all look
+    # a cache of its own: a killed process may have left half a file in the common one
     cache = env["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="gpu-")
     child = Child(supervised(command, folder=cache), env=env)
-    interrupts = []  # Ctrl-C comes between two rows: raised while one is read, it would lose it
+    interrupts = []  # handled between rows: raised while a row is read, Ctrl-C would lose the row
     usual = signal.signal(signal.SIGINT, lambda *_: interrupts.append(time.monotonic()))
     try:
         more = True
@@ -130,7 +130,7 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
 
 
 def keep(line: bytes, done: dict) -> bool:
-    """Adds a child's line to `done`: a row, or why it has failed; whether more can come."""
+    """Add a child's line to `done`, a row or an error; returns whether more can follow."""
     said = json.loads(line)
     if isinstance(said, dict):
         ((done["state"], done["why"]),) = said.items()
@@ -142,16 +142,16 @@ def keep(line: bytes, done: dict) -> bool:
 
 
 def shown(row: dict) -> str:
-    """A row's figures in a line."""
+    """A row's figures in one line."""
     values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
     return "  ".join(f"{name} {value}" for name, value in zip(row, values))
 
 
 def run(parts: dict[str, Part], rehearse: bool, out: Path | None) -> dict:
-    """Runs the parts in turn and returns what each has found, by name; after each the record is
-    stored, in which what an earlier run has found of a part stays until this one finds rows.
+    """Run the parts in turn; returns their results by name. The record is stored after each part,
+    and keeps an earlier run's rows of a part until this run finds some.
 
-    out   the file; None: docs/reference/<gpu>.json, where there is a GPU
+    out   the file; None: docs/reference/<gpu>.json, if there is a GPU
     """
     until = time.monotonic() + 60 * MINUTES - 2 * OVER
     out = out or reference()
@@ -178,33 +178,33 @@ def run(parts: dict[str, Part], rehearse: bool, out: Path | None) -> dict:
 
 
 def card(rehearse: bool) -> str:
-    """The name of the device that is measured."""
+    """The name of the measured device."""
     gpu = not rehearse and torch.cuda.is_available()
     return torch.cuda.get_device_name(0) if gpu else "CPU"
 
 
 def reference() -> Path | None:
-    """Where the figures of this GPU are kept; None where there is none."""
+    """The file with this GPU's figures; None without a GPU."""
     name = re.sub(r"\W+", "_", card(False).lower())
     return REFERENCE / f"{name}.json" if torch.cuda.is_available() else None
 
 
 def commit() -> str:
-    """What is measured, and whether files differ from it."""
+    """The commit that is measured, and whether files differ from it."""
 
     def git(*words):
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
     with contextlib.suppress(OSError):  # git is not installed
-        if head := git("rev-parse", "HEAD"):  # else it is no clone
+        if head := git("rev-parse", "HEAD"):  # otherwise not a clone
             changed = git("status", "--porcelain", "-uno", "--", ".", f":!{REFERENCE}")
             return head + (changed and ", changed")
     return "unknown"
 
 
 def store(record: dict, out: Path) -> None:
-    """Writes beside, syncs and renames."""
+    """Write a temporary file, sync it and rename it."""
     beside = out.with_name(out.name + ".partial")
     with beside.open("w", encoding="utf-8") as file:
         file.write(json.dumps(record, indent=1) + "\n")

@@ -1,8 +1,7 @@
 """The process of one part: `python -m tests.gpu.child MODULE:FUNCTION [--rehearse]`.
 
-Every row is a line of JSON on its standard output; what else is printed goes to standard error. The
-last line may be {"failed": sentence} or {"skipped": sentence}: a package that the part needs is not
-installed.
+Every row is a line of JSON on standard output; all other output goes to standard error. The last
+line may be {"failed": sentence} or, if a package is not installed, {"skipped": sentence}.
 """
 
 import importlib
@@ -16,7 +15,7 @@ from typing import Any
 
 
 def sentence(error: BaseException) -> str:
-    """The line of an error that says what happened: of a traceback in its text, the last."""
+    """The line of an error that says what happened: the last line of a traceback in its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
     line = named[-1] if named else f"{type(error).__name__}: {lines[0] if lines else 'no word'}"
@@ -30,8 +29,8 @@ def missing(error: BaseException) -> str:
 
 
 def tried(function: Callable[..., dict], *arguments: Any) -> dict:
-    """The figures of a row; {"absent": …} where a package is missing or memory too small, and
-    {"failed": …} where it raises."""
+    """The figures of a row; {"absent": …} if a package is missing or memory is too small, and
+    {"failed": …} for other errors."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -39,7 +38,7 @@ def tried(function: Callable[..., dict], *arguments: Any) -> dict:
 
 
 def row_of(error: Exception) -> dict:
-    """What `tried` gives for an error."""
+    """The row that `tried` returns for an error."""
     if isinstance(error, ImportError):
         return {"absent": missing(error) or sentence(error)}
     traceback.print_exception(error)

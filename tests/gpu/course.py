@@ -1,4 +1,4 @@
-"""The tests that skip where no GPU is, and the lessons that a GPU changes."""
+"""The tests that skip without a GPU, and the lessons that a GPU changes."""
 
 import re
 import subprocess
@@ -12,12 +12,12 @@ from tests.gpu.child import tried
 from utils.paths import ROOT
 
 REASON = "there is no CUDA device"
-LESSONS = ("00", "01", "02", "03"), ("04", "05", "12")  # as many as four minutes hold
+LESSONS = ("00", "01", "02", "03"), ("04", "05", "12")  # each tuple fits into four minutes
 
 
 def skipping() -> list[str]:
-    """Files of tests that say `REASON`; for a conftest.py its folder. Such a test has `cuda` in its
-    name or in that of its case."""
+    """Test files that contain `REASON`; for a conftest.py, its folder. The tests have `cuda` in the
+    name or the case's id."""
     found = (path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "gpu")
     files = sorted(path for path in found if REASON in path.read_text(encoding="utf-8"))
     folders = [path.parent for path in files if path.name == "conftest.py"]
@@ -26,14 +26,14 @@ def skipping() -> list[str]:
 
 
 def tests(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """A row a file; a rehearsal runs one, in which all is skipped."""
+    """A row per file; a rehearsal runs one file, whose tests all skip."""
     for place in skipping():
         if not rehearse or "test_offload" in place:
             yield from results(place)
 
 
 def results(place: str) -> Iterator[tuple[str, dict]]:
-    """Of a file or a folder; what cannot be imported here is a row, too."""
+    """The rows of a file or a folder; a failed import is a row as well."""
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
         command = [sys.executable, "-m", "pytest", "-q", "-k", "cuda", "-p", "no:cacheprovider"]
         command += ["-o", "addopts=-p tests.plugin --import-mode=importlib"]
@@ -69,7 +69,7 @@ def later_lessons(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def timed(numbers: tuple[str, ...]) -> Iterator[tuple[str, dict]]:
-    """Seconds of each lesson, run in a kernel of its own; a rehearsal runs one."""
+    """Seconds of each lesson, run in its own kernel; a rehearsal runs one."""
     import utils.workshop.notebooks  # noqa: F401 (without nbclient the whole part is skipped)
 
     for number in numbers:

@@ -1,10 +1,10 @@
-"""Decode steps of the engine beside its peers: random weights of 1.3 and 8 billion parameters.
+"""Decode steps of the engine and its peers, on random weights of 1.3 and 8 billion parameters.
 
-A rate is that of the steps behind the prompt: the time of LONG new tokens without that of SHORT, so
-that no prefill counts. `of_copy` is the share of a copy's bandwidth at which a step reads weights,
-keys and values once. `predicted` is `utils.planner.decode`'s, for a card with that copy's bandwidth
-and a measured peak. All have the same sizes, prompts of PROMPT tokens and greedy choice; GPTFAST in
-the environment is a clone of gpt-fast, which needs nothing else.
+A rate excludes prefill: it is computed from the time of LONG new tokens minus that of SHORT.
+`of_copy` is the bandwidth at which a step reads weights, keys and values once, as a fraction of a
+copy's. `predicted` is `utils.planner.decode`'s, for a card with that copy's bandwidth and a
+measured peak. All use the same sizes, prompts of PROMPT tokens and greedy decoding; the environment
+variable GPTFAST names a clone of gpt-fast, which needs nothing else.
 """
 
 import gc
@@ -34,19 +34,19 @@ from utils.serving.export import export
 
 SIZES = {
     "1b": GPTConfig(32768, 2048, 24, 16, max_positions=2048),
-    "8b": GPTConfig(  # Llama 3's
+    "8b": GPTConfig(  # Llama 3
         128256, 4096, 32, 32, kv_heads=8, intermediate_size=14336, max_positions=2048
     ),
     "tiny": GPTConfig(300, 64, 2, 2, max_positions=256),
 }
 PROMPT, SHORT, LONG = 32, 8, 136  # tokens
 REQUESTS = (1, 16, 64)
-DTYPES = ("bfloat16", "int8")  # of the weights; in int8 the ends stay in bf16
+DTYPES = ("bfloat16", "int8")  # of the weights; with int8, embedding and head stay in bf16
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all compute, and what a step of it costs at least."""
+    """A task for all contenders, and the least cost of its step."""
 
     config: GPTConfig
     dtype: str  # one of DTYPES
@@ -60,7 +60,7 @@ class Task:
         return torch.randint(self.config.vocab_size, (many, PROMPT), generator=drawn).tolist()
 
     def figures(self, rate: float, many: int) -> dict:
-        """A row: `rate` is in tokens per second, of all requests together."""
+        """A row: `rate` is in tokens per second for all requests together."""
         model = Model.of(self.config, PROMPT + self.long)
         context = PROMPT + (SHORT + self.long) // 2
         ends = 2 * model.vocab_size * model.hidden_size  # bytes of the head, in bf16
@@ -68,7 +68,7 @@ class Task:
         weights = width * model.layers * (model.attention_matrices + model.expert_matrices) + ends
         kept = 2 * model.layers * model.key_width * 2 * many * context
         row = {"tokens_per_s": rate, "of_copy": (weights + kept) * rate / many / self.copy}
-        if width == 2:  # the planner has no whole numbers
+        if width == 2:  # the planner does not model int8
             machine = replace(
                 MACHINES["dgx-h100"], bandwidth=self.copy / kernels.STREAM, peak=self.peak,
                 sustained=1.0,
@@ -78,7 +78,7 @@ class Task:
 
 
 def run(size: str, contenders: tuple[str, ...], rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """A row for each contender, type of the weights and number of requests."""
+    """A row per contender, type of the weights and number of requests."""
     where = device(rehearse)
     config = SIZES["tiny" if rehearse else size]
     copy = timing.memory_bandwidth(where, 2**22 if rehearse else 2**32)
@@ -100,7 +100,7 @@ def run(size: str, contenders: tuple[str, ...], rehearse: bool) -> Iterator[tupl
 
 def measured(task: Task, generate: Callable[[list, int], None], many: int) -> dict:
     prompts, took = task.prompts(many), {}
-    for count in (task.long, SHORT):  # the long one first: a static cache made for it stays
+    for count in (task.long, SHORT):  # the long one first: its static cache is reused
         generate(prompts, count)
     for count in (SHORT, task.long):
         began = time.perf_counter()
@@ -109,7 +109,7 @@ def measured(task: Task, generate: Callable[[list, int], None], many: int) -> di
     return task.figures(many * (task.long - SHORT) / (took[task.long] - took[SHORT]), many)
 
 
-# ---- the contenders: each yields generate(prompts, count), which waits for count tokens of each
+# ---- the contenders: each yields generate(prompts, count), which waits for count tokens per prompt
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def llama(task: Task, attention: str):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if task.dtype == "int8":
-        import torchao  # noqa: F401 (transformers quantizes by it)
+        import torchao  # noqa: F401 (transformers quantizes with it)
 
     sizes = LlamaConfig(**task.config.to_hf())
     with task.where:
@@ -184,7 +184,7 @@ def static_cache(task: Task) -> Iterator[Callable]:
 
 @contextmanager
 def continuous(task: Task) -> Iterator[Callable]:
-    """transformers' continuous batching, with room for all requests and no more."""
+    """transformers' continuous batching, with just enough room for all requests."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = llama(task, "sdpa")
@@ -204,7 +204,7 @@ def continuous(task: Task) -> Iterator[Callable]:
 
 @contextmanager
 def gpt_fast(task: Task) -> Iterator[Callable]:
-    """Its model, and the loop of its generate.py with greedy choice, compiled as there."""
+    """Its model, and the compiled loop of its generate.py with greedy decoding."""
     clone = os.environ.get("GPTFAST")
     if not clone:
         raise ModuleNotFoundError(name="gpt-fast")
@@ -220,7 +220,7 @@ def gpt_fast(task: Task) -> Iterator[Callable]:
     with task.where:
         model = source.Transformer(made).to(torch.bfloat16).eval()
     if task.dtype == "int8":
-        sys.modules["tokenizer"] = ModuleType("tokenizer")  # which it imports, and does not use
+        sys.modules["tokenizer"] = ModuleType("tokenizer")  # imported, but not used
         sys.modules["tokenizer"].get_tokenizer = None
         import quantize
 
@@ -240,7 +240,7 @@ def gpt_fast(task: Task) -> Iterator[Callable]:
     def generate(prompts, count):
         nonlocal step
         with task.where:
-            if model.max_batch_size != len(prompts):  # caches and code of this number of requests
+            if model.max_batch_size != len(prompts):  # caches and code for this number of requests
                 model.max_batch_size = -1
                 model.setup_caches(len(prompts), PROMPT + task.long)
                 if task.where.type == "cuda":

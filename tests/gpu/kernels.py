@@ -1,8 +1,8 @@
-"""AdamW and RMSNorm: how near to the speed of a copy, beside their peers and variants of their own.
+"""AdamW and RMSNorm: speed relative to a copy, with their peers and variants.
 
-`seconds` of an optimizer's step are those of one that is waited for, Python and launches included,
-`queued_seconds` those of one among many, where Python may be ahead of the GPU. A norm is always one
-among many; of many rows the GPU's time is longer than Python's.
+`seconds` is the time of one optimizer step that is waited for, Python and launches included;
+`queued_seconds` is the time per step of a queue, where Python may be ahead of the GPU. Norms are
+always queued.
 """
 
 import linecache
@@ -22,13 +22,12 @@ from utils.models.gpt import GPT
 from utils.paths import ROOT
 
 RATES = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
-QUEUED = 0.1  # seconds of calls that follow one another unwaited
+QUEUED = 0.1  # seconds of queued calls
 
 
 def changed(name: str, *changes: tuple[str, str]) -> str:
-    """The text of `utils.kernels.<name>` with other words in it, (old, new) each: a try that leaves
-    the kernel itself without an option. Raises ValueError where an old one is not there any more.
-    """
+    """The source of `utils.kernels.<name>` with replacements (old, new), to try variants without
+    options in the kernel. Raises ValueError if an old text is missing."""
     text = source(name)
     for old, new in changes:
         if old not in text:
@@ -41,7 +40,7 @@ def source(name: str) -> str:
     return (ROOT / "utils" / "kernels" / f"{name}.py").read_text()
 
 
-@cache  # made when it is first asked for: Triton may be missing
+@cache  # made on demand: Triton may be missing
 def module_of(text: str) -> ModuleType:
     file = f"<variant {hash(text)}>"
     linecache.cache[file] = len(text), None, text.splitlines(True), file  # Triton reads it there
@@ -50,7 +49,7 @@ def module_of(text: str) -> ModuleType:
     return module
 
 
-# ---- 1. AdamW: each of `STEPS` makes a function that does a step on all tensors
+# ---- 1. AdamW: each of `STEPS` makes a function that takes a step on all tensors
 
 
 def torchs(**how: bool) -> Callable:
@@ -74,7 +73,7 @@ def apexs(tensors: list) -> Callable:
     return FusedAdam(tensors, **RATES, adam_w_mode=True).step
 
 
-STEPS = {  # name: (what makes the step, type of the weights, bytes that a parameter costs at least)
+STEPS = {  # name: (maker of the step, type of the weights, least bytes per parameter)
     "torch, fused": (torchs(fused=True), torch.float32, 28),
     "AdamWTriton": (ours, torch.float32, 28),
     "AdamWTriton, bf16 and master": (ours, torch.bfloat16, 28),
@@ -91,7 +90,7 @@ BODY = "    tensor = tl.load(tensor_of"
 
 
 def in_turns() -> list[tuple[str, str]]:
-    """For a grid that stays: 8 programs for each of 132 SMs, which take block after block."""
+    """Changes for a persistent grid: 8 programs per SM (132), which process blocks in turn."""
     body = BODY + source("adamw").split(BODY)[1].split("\n\n\n# ----")[0]
     turns = body.replace("tl.program_id(0)", "program").replace("\n    ", "\n        ")
     return [
@@ -102,7 +101,7 @@ def in_turns() -> list[tuple[str, str]]:
     ]
 
 
-VARIANTS = {  # of the AdamWTriton that steps fp32
+VARIANTS = {  # of AdamWTriton on fp32
     "blocks of 512": [("BLOCK = 1024", "BLOCK = 512")],
     "blocks of 2048": [("BLOCK = 1024", "BLOCK = 2048")],
     "8 warps": [("WARPS = 4", "WARPS = 8")],
@@ -115,8 +114,8 @@ VARIANTS = {  # of the AdamWTriton that steps fp32
 
 
 def shapes(rehearse: bool) -> list[torch.Size]:
-    """Of the parameters of the 1.3 B model with as many layers as a billion and the memory hold:
-    weights, gradients, two moments, and the two copies that foreach makes."""
+    """Shapes of the 1.3 B model's parameters, with fewer layers if a billion parameters or memory
+    are exceeded: weights, gradients, two moments, and the two copies that foreach makes."""
     if rehearse:
         return [torch.Size((64, 100)), torch.Size((100,))]
     free, _ = torch.cuda.mem_get_info()

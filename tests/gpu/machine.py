@@ -1,4 +1,4 @@
-"""What the GPU is, and what it can do by measurement."""
+"""The GPU's properties and measured speeds."""
 
 import platform
 import subprocess
@@ -22,7 +22,7 @@ def driver() -> str:
 
 
 def device(rehearse: bool) -> torch.device:
-    """Where a part computes."""
+    """The device of a part."""
     return torch.device("cpu" if rehearse else "cuda")
 
 
@@ -46,7 +46,7 @@ def machine(rehearse: bool) -> Iterator[tuple[str, dict]]:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         yield f"matmul {name}", {"flops_per_s": timing.matmul_flops(size, dtype, where)}
-    # what offloading waits for: the bus, and the memory of the host with all of its threads
+    # the limits of offloading: the bus, and host memory with all threads
     there = torch.ones(copied // 16, dtype=torch.float32, pin_memory=not rehearse)
     here = there.to(where, copy=True)
     for name, to, of in (("to the device", here, there), ("from the device", there, here)):

@@ -1,6 +1,6 @@
-"""Two ranks on one card equal one rank. NCCL wants a card for each rank; gloo does not, and takes
-the tensors through the host's memory. So this shows that the ways are right with CUDA tensors,
-their kernels and streams; it does not show their speed.
+"""Two ranks on one card equal one rank. NCCL needs a card per rank; gloo does not, and sends
+tensors through host memory. This shows that the techniques are correct with CUDA tensors, kernels
+and streams; it does not show their speed.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def one_card(rehearse: bool) -> Iterator[tuple[str, dict]]:
         words = f"{sizes_of(rehearse)} {model}".split()
         with Ranks(1, device="cpu", timeout=60) as pool:
             plain = losses(pool, words)
-        with Ranks(2, device="cpu", timeout=60) as pool:  # gloo; the tensors are where words say
+        with Ranks(2, device="cpu", timeout=60) as pool:  # gloo; `words` say where the tensors are
             for name, own in ways.items():
                 yield name, tried(row, pool, [*words, *own.split()], plain)
 
@@ -48,11 +48,11 @@ def on_rank(words: list[str]) -> list[dict]:
         return train(TrainConfig(**parse_flags(TrainConfig, words)))[1]
 
 
-# ---- messages of one rank to another, which gloo takes from the host's memory only
+# ---- point-to-point messages, which gloo takes only from host memory
 
 
 class Received:
-    """The handle of a message that arrives in `there` and is for `tensor`."""
+    """The handle of a message that arrives in `there` and is copied to `tensor`."""
 
     def __init__(self, work: dist.Work, there: torch.Tensor, tensor: torch.Tensor):
         self.work, self.there, self.tensor = work, there, tensor
@@ -63,7 +63,7 @@ class Received:
 
 
 class Sent(Received):
-    """The handle of a message that is sent from `there`, which has to live until then."""
+    """The handle of a message that is sent from `there`, which it keeps alive."""
 
     def wait(self, *limit):
         self.work.wait(*limit)

@@ -1,7 +1,7 @@
-"""A training step of ours beside nanoGPT's and transformers', by tests/bench/bench_train.py.
+"""Our training step against nanoGPT's and transformers', by tests/bench/bench_train.py.
 
-NANOGPT in the environment is a clone of nanoGPT. Half of that program's layers and a third of its
-rounds fit into the part's time, most of which is compilation.
+The environment variable NANOGPT names a clone of nanoGPT. Half of that program's layers and a third
+of its rounds fit into the part's time, most of which is compilation.
 """
 
 import argparse
@@ -17,7 +17,7 @@ TINY = {"layers": 2, "hidden": 32, "heads": 2, "batch": 2, "seq": 32, "vocab": 2
 
 
 def steps(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """A row for each, as it is and compiled: `ours_over` is the ratio of speeds inside a round."""
+    """A row for each, eager and compiled: `ours_over` is the ratio of speeds within a round."""
     clone = os.environ.get("NANOGPT")
     sizes = argparse.Namespace(
         **(TINY if rehearse else SIZES), kv_heads=None, threads=None, cpu_time=False,

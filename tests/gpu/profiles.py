@@ -1,5 +1,5 @@
-"""What the tools of lesson 11 say of a card: the allocator's record of a step, the counters that a
-monitor reads beside a trace, and what Nsight Compute counts inside the kernels of lesson 12."""
+"""Lesson 11's tools on a card: the allocator's record of a step, a monitor's counters against a
+trace, and what Nsight Compute counts inside the kernels of lesson 12."""
 
 import csv
 import ctypes
@@ -23,7 +23,7 @@ from utils.paths import ROOT
 from utils.ranks import Ranks
 from utils.training.config import TrainConfig
 
-# ---- 1. the allocator's record of a step: what is alive at the peak, by the line that made it
+# ---- 1. the allocator's record of a step: tensors alive at the peak, by the line that made them
 
 MOST = 6  # rows
 SMALL = TrainConfig(layers=2, hidden=64, heads=2, batch=2, seq=64, optimizer="adamw", steps=1)
@@ -37,7 +37,7 @@ def snapshot(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def recorded(config: TrainConfig) -> list[tuple[str, dict]]:
-    """The rows of a step; on a CPU those of one made-up event."""
+    """The rows of a step; on a CPU, those of one made-up event."""
     where = this_device()
     step, *_ = contender("ours", config, where)
     batch = [part.to(where) for part in corpus.batch(corpus.load(), 0, config.batch, config.seq)]
@@ -46,7 +46,7 @@ def recorded(config: TrainConfig) -> list[tuple[str, dict]]:
         step(*batch)
         event = {"action": "alloc", "addr": 1, "size": batch[0].nbytes, "frames": []}
         return list(at_peak(0, [event]))
-    before = torch.cuda.memory_allocated()  # what follows torch names with a _ and documents
+    before = torch.cuda.memory_allocated()  # private by name, but documented
     torch.cuda.memory._record_memory_history(stacks="python")
     step(*batch)
     torch.cuda.synchronize()
@@ -80,7 +80,7 @@ def at_peak(before: int, events: list[dict]) -> Iterator[tuple[str, dict]]:
 
 
 def change(event: dict, sizes: dict[int, int]) -> int:
-    """By how many bytes the memory in use grows."""
+    """The change of the memory in use, in bytes."""
     if event["action"] == "alloc":
         sizes[event["addr"]] = event["size"]
         return event["size"]
@@ -91,21 +91,21 @@ def change(event: dict, sizes: dict[int, int]) -> int:
 
 
 def line_of(frames: list[dict]) -> str:
-    """The innermost line of the workshop's that asked for memory."""
+    """The innermost line of the workshop's code that allocated memory."""
     for frame in frames:
         if frame["filename"].startswith(str(ROOT / "utils")):
             return f"{frame['filename'].removeprefix(str(ROOT) + '/')}:{frame['line']}"
     return "the backward pass" if not frames else f"{frames[0]['filename'].rpartition('/')[2]}"
 
 
-# ---- 2. NVML's samples and the kernels of a trace on one axis of time
+# ---- 2. NVML's samples and the kernels of a trace on one time axis
 
-EVERY = 0.1  # seconds between two samples
+EVERY = 0.1  # seconds between samples
 
 
 class Monitor:
-    """Reads the driver's library, as nvidia-smi does, in a thread: samples are (time.time(), share
-    of time in which a kernel ran, watts, clock in MHz)."""
+    """Reads the driver's library in a thread, as nvidia-smi does: samples are (time.time(),
+    fraction of time in which a kernel ran, watts, clock in MHz)."""
 
     def __init__(self, rehearse: bool):
         self.samples, self._over = [], threading.Event()
@@ -134,7 +134,7 @@ class Monitor:
             self.samples.append((time.time(), *self._sample()))
 
     def __enter__(self):
-        self._sample()  # raises here what it would raise in the thread
+        self._sample()  # raises errors here instead of in the thread
         self._thread.start()
         return self
 
@@ -144,7 +144,8 @@ class Monitor:
 
 
 def loops(where: torch.device, rehearse: bool) -> dict[str, Callable[[], object]]:
-    """Three that keep a card busy by nvidia-smi's word; lesson 11 runs the like on a core."""
+    """Three loops that keep a card busy according to nvidia-smi; lesson 11 has their like on a
+    core."""
     size = 64 if rehearse else 8192
     kind = torch.float32 if rehearse else torch.bfloat16
     a, b = (torch.randn(size, size, device=where, dtype=kind) for _ in range(2))
@@ -165,8 +166,8 @@ def counters(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def beside_a_trace(where: torch.device, rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """A row a sample: `util`, what NVML says of the time before it; `kernels`, the share of it in
-    which a kernel ran by the trace, which is exact; `launches`, how many began."""
+    """A row per sample: `util`, NVML's figure for the time before it; `kernels`, the exact fraction
+    of that time in which a kernel ran, by the trace; `launches`, the number of kernels."""
     wanted = [torch.profiler.ProfilerActivity.CPU]
     wanted += [] if rehearse else [torch.profiler.ProfilerActivity.CUDA]
     seconds, phases = (0.25, []) if rehearse else (1.0, [])
@@ -194,10 +195,10 @@ def beside_a_trace(where: torch.device, rehearse: bool) -> Iterator[tuple[str, d
 def samples_beside(
     samples: list[tuple], phases: list[tuple], kernels: list[tuple]
 ) -> Iterator[tuple[str, dict]]:
-    """One row per sample; `kernels` are (begin, end) of kernels that follow one another."""
+    """A row per sample; `kernels` are (begin, end), and do not overlap."""
     before = phases[0][0]
     for moment, util, watts, clock in samples:
-        if moment <= before:  # before the first phase
+        if moment <= before:
             continue
         phase = max((start, name) for start, name in phases if start < moment)[1]
         inside = [(max(a, before), min(b, moment)) for a, b in kernels if a < moment and b > before]
@@ -207,9 +208,9 @@ def samples_beside(
         before = moment
 
 
-# ---- 3. ncu: what the hardware counts inside the kernels of lesson 12
+# ---- 3. ncu: hardware counters inside the kernels of lesson 12
 
-KERNELS = "adamw|rms|forward_kernel|backward_kernel"  # a part of their names
+KERNELS = "adamw|rms|forward_kernel|backward_kernel"  # parts of their names
 METRICS = {
     "gpu__time_duration.sum": "ns",
     "dram__bytes.sum": "bytes",
@@ -221,7 +222,7 @@ METRICS = {
 
 
 def inside_kernels(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """A row for each kernel that a step of AdamW and an RMSNorm of both kinds launch."""
+    """A row for each kernel that an AdamW step and both RMSNorm passes launch."""
     if not shutil.which("ncu"):
         yield "ncu", {"absent": "ncu is not on PATH"}
         return
@@ -237,7 +238,7 @@ def inside_kernels(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def counted(text: str) -> Iterator[tuple[str, dict]]:
-    """What ncu prints with --csv, a row a launch; the last launch of a kernel counts."""
+    """Parse ncu's --csv output, a line per launch; the last launch of a kernel counts."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     launches: dict[str, dict] = {}
     for row in csv.DictReader(lines):
@@ -248,7 +249,7 @@ def counted(text: str) -> Iterator[tuple[str, dict]]:
 
 
 def launch_kernels() -> None:
-    """What ncu watches: a step on 100 M parameters, and RMSNorm on lesson 12's sizes."""
+    """The program under ncu: a step on 100 M parameters, and RMSNorm at lesson 12's sizes."""
     from tests.gpu.kernels import ours, triton_norm
 
     tensors = [torch.zeros(4096, 4096, device="cuda") for _ in range(6)]

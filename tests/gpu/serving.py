@@ -1,4 +1,4 @@
-"""The serving engine on a GPU: the CPU's tokens, and how many a second."""
+"""The serving engine on a GPU: the CPU's tokens, and tokens per second."""
 
 import tempfile
 import time
@@ -38,7 +38,7 @@ def tokens(version, prompts: list, where: str) -> list:
 
 
 def equal(version, prompts: list, where: str, truth: list) -> dict:
-    """Raises ValueError where an answer is not the CPU's."""
+    """Raises ValueError if an answer differs from the CPU's."""
     mine = tokens(version, prompts, where)
     wrong = sum(one != other for one, other in zip(mine, truth))
     if wrong:
@@ -47,7 +47,7 @@ def equal(version, prompts: list, where: str, truth: list) -> dict:
 
 
 def speeds(version, prompts: list, where: str, dtype: str, count: int) -> dict:
-    """Tokens a second of one request and of 16 together, which share each step."""
+    """Tokens per second of one request and of 16 that share each step."""
     found = {}
     with Engine(version, device=where, dtype=dtype, max_num_seqs=16) as served:
         for many in (1, 16):
@@ -60,7 +60,7 @@ def speeds(version, prompts: list, where: str, dtype: str, count: int) -> dict:
 
 
 def answered(served: Engine, prompts: list, count: int) -> int:
-    """How many tokens all the answers have."""
+    """The number of tokens in all answers."""
     how = SamplingParams(max_tokens=count)
     streams = [served.submit(one, how) for one in prompts]
     return sum(len(stream.result().tokens) for stream in streams)

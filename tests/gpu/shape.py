@@ -1,6 +1,5 @@
-"""Models of equal parameters but different shapes: the products and the attention of a forward pass
-on one of four tensor-parallel ranks, beside its time by whole tiles and waves.
-"""
+"""Models of equal size but different shapes: matrix products and attention of a forward pass on one
+of four tensor-parallel ranks, against the time computed from whole tiles and waves."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from utils.measure import timing
 from utils.models.config import GPTConfig
 
 GIVEN, TP = GPTConfig(vocab_size=50257, hidden_size=2560, layers=32, heads=32), 4
-SHAPES = {  # those of lesson 12, section 9
+SHAPES = {  # lesson 12, section 9
     "as given: heads of 80": {},
     "vocabulary 50,688": {"vocab_size": 50688},
     "heads of 64": {"heads": 40},
@@ -29,8 +28,8 @@ SHAPES = {  # those of lesson 12, section 9
 
 
 def shape(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """`seconds` of the products and the attention of a forward pass; `of_given` by measurement,
-    `modelled_of_given` by whole tiles and waves."""
+    """`seconds` of the products and attention of a forward pass; `of_given`, measured;
+    `modelled_of_given`, by whole tiles and waves."""
     where, (tokens, repeats), first = device(rehearse), (16, 1) if rehearse else (TOKENS, 9), None
     for name, changes in SHAPES.items():
         config = replace(GIVEN, **changes)

@@ -1,4 +1,4 @@
-"""`make gpu` where no GPU is: its parts rehearsed, and what becomes of one that goes wrong."""
+"""`make gpu` without a GPU: its parts rehearsed, and parts that fail."""
 
 import json
 import os
@@ -25,7 +25,7 @@ HERE = "tests.gpu.test_gpu"
 BARE = ["IPython", "psutil", "nbclient", "nbformat", "tritonclient", "deepspeed", "torchao"]
 
 
-# ---- parts that go wrong; each runs in the process of `tests.gpu.child`
+# ---- failing parts; each runs in the process of `tests.gpu.child`
 
 
 def breaks(rehearse):
@@ -65,8 +65,8 @@ def dies(rehearse):
 
 
 def interrupts(rehearse):
-    """Ctrl-C for the program that runs the parts, which is its supervisor's parent, before it has
-    read the row."""
+    """Send Ctrl-C to the program that runs the parts (its supervisor's parent) before it reads the
+    row."""
     program = psutil.Process().parent().parent()
     program.suspend()
     yield "pids", {"own": os.getpid()}
@@ -118,7 +118,7 @@ def test_a_part_that_lacks_a_package_is_skipped_and_earlier_figures_stay(tmp_pat
 
 
 def test_scripts_kernels_and_the_engine_need_nothing_that_a_bare_gpu_machine_lacks():
-    """Imports, and an export, without the packages of notebooks and of Triton's client."""
+    """Tries all imports and an export without the packages of notebooks and of Triton's client."""
     code = f"""
 import importlib, sys, tempfile
 class Away:
@@ -184,7 +184,7 @@ def test_the_parts_are_listed(capsys):
 
 
 def test_a_card_times_the_shapes_of_lesson_12():
-    """The same names, and the modelled times that the lesson has stored."""
+    """It uses the lesson's names and stored modelled times."""
     lesson = (ROOT / "notebooks" / "12_kernels.ipynb").read_text(encoding="utf-8")
     for name, changes in SHAPES.items():
         slower = modelled(replace(GIVEN, **changes), TP) / modelled(GIVEN, TP) - 1
@@ -194,7 +194,7 @@ def test_a_card_times_the_shapes_of_lesson_12():
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
-    """The cheap parts, on the CPU."""
+    """The inexpensive parts, on the CPU."""
     out, before = tmp_path / "record.json", set(REFERENCE.iterdir())
     chosen = ["machine", "memory", "tests", "one-card", "shape", "decode-1b", "snapshot"]
     status = main(["--rehearse", "--only", *chosen, "--out", str(out)])

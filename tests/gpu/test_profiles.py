@@ -1,4 +1,4 @@
-"""What `make gpu` makes of the records that only a GPU gives: these are made up, in their form."""
+"""How `make gpu` evaluates records that only a GPU produces, on made-up records of that form."""
 
 from tests.gpu.profiles import at_peak, counted, samples_beside
 from utils.paths import ROOT
@@ -14,7 +14,7 @@ def test_the_peak_of_a_step_is_told_by_the_lines_that_made_it():
     events = [
         event("alloc", 1, 512, line=7), event("alloc", 2, 1024, line=9), event("alloc", 3, 512),
         event("free_requested", 2, 1024), event("free_completed", 2, 1024),
-        event("alloc", 2, 2048, line=7),  # the peak; an address comes again
+        event("alloc", 2, 2048, line=7),  # the peak; an address is reused
         event("free_completed", 9, 4096), event("segment_alloc", 0, 2**20),
     ]
     assert dict(at_peak(4096, events)) == {

@@ -1,4 +1,4 @@
-"""The trainer on GPUs: every way gives the plain run's losses; its memory, its speed."""
+"""The trainer on GPUs: every technique gives the plain run's losses; memory and speed."""
 
 import statistics
 from collections.abc import Iterator
@@ -48,12 +48,12 @@ SPLITS = {  # on two ranks
     "pp": "--pp 2 --micro-batches 4",
     "pp, zero-bubble": "--pp 2 --micro-batches 4 --schedule zero-bubble",
     "cp, ring": "--cp 2",
-    "cp, ring, bf16": "--cp 2 --precision bf16",  # by another kernel
+    "cp, ring, bf16": "--cp 2 --precision bf16",  # uses another kernel
     "cp, gather": "--cp 2 --context gather",
     "cp, ulysses, shard 3": "--cp 2 --context ulysses --shard 3",
 }
-SKIPPED_FIRST = 2  # steps whose time is compilation and warm-up
-# how far a loss may be from the plain run's, relative: other kernels add up in another order
+SKIPPED_FIRST = 2  # steps of compilation and warm-up
+# tolerated relative difference of losses: other kernels sum in another order
 NEAR, NEAR_IN_16_BITS = 1e-3, 5e-2
 
 
@@ -74,7 +74,7 @@ def nccl(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def sizes_of(rehearse: bool) -> str:
-    """Of the model, its batch and the run, as words for `utils.train`."""
+    """The sizes of the model, its batch and the run, as arguments of `utils.train`."""
     sizes = "--layers 4 --hidden 256 --heads 4 --batch 32 --seq 512 --steps 12 --device cuda"
     if rehearse:
         sizes = "--layers 2 --hidden 32 --heads 2 --batch 4 --seq 32 --steps 4 --device cpu"
@@ -82,7 +82,7 @@ def sizes_of(rehearse: bool) -> str:
 
 
 def runs(ways: dict[str, str], ranks: int, rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """The plain run, then each way."""
+    """The plain run, then each technique."""
     common = f"{sizes_of(rehearse)} --metrics -".split()
     plain = launch("utils.train", ranks=1, args=common, timeout=120)
     yield "plain", {"tokens_per_s": speed(plain), "loss": plain.loss.iloc[-1]}
@@ -99,7 +99,7 @@ def compared(plain, ranks: int, words: list[str]) -> dict:
 
 
 def equal(run, plain, words: list[str]) -> dict:
-    """A run's figures; raises ValueError where its losses are not the plain run's."""
+    """A run's figures; raises ValueError if its losses differ from the plain run's."""
     apart = ((run.loss - plain.loss) / plain.loss).abs().max()
     near = NEAR_IN_16_BITS if {"bf16", "fp16"} & {*words} else NEAR
     if not apart <= near:
@@ -111,7 +111,7 @@ def speed(run) -> float:
     return statistics.median(run.tokens_per_s[SKIPPED_FIRST:])
 
 
-# ---- 2. memory: the planner's bytes beside those of a real step
+# ---- 2. memory: the planner's bytes against those of a real step
 
 HELD = {
     "none": {},
@@ -122,7 +122,7 @@ HELD = {
 
 
 def planned_memory(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """Peaks of a step in fp32: the tensors', the allocator's, the planner's."""
+    """Peak memory of a step in fp32: the tensors', the allocator's, the planner's."""
     base = TrainConfig(
         layers=12, hidden=1024, heads=16, vocab=32768, batch=8, seq=1024, optimizer="adamw", steps=1
     )
@@ -143,7 +143,7 @@ def measured_and_planned(pool: Ranks, config: TrainConfig, way: dict, model: Mod
 
 
 def peaks_on_rank(config: TrainConfig) -> dict:
-    """Bytes at the peak of a step, on this rank."""
+    """Bytes at the peak of a step on this rank."""
     device = this_device()
     step, model, optimizer = contender("ours", config, device)
     batch = [part.to(device) for part in corpus.batch(corpus.load(), 0, config.batch, config.seq)]
@@ -158,11 +158,11 @@ def peaks_on_rank(config: TrainConfig) -> dict:
     return {"tensors": memory.peak_bytes, **found}
 
 
-# ---- 3. attention over the positions of two GPUs
+# ---- 3. attention over positions split between two GPUs
 
 
 def context(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """Each way beside one GPU, DeepSpeed-Ulysses and torch's context_parallel, in bf16."""
+    """Each method against one GPU, DeepSpeed-Ulysses and torch's context_parallel, in bf16."""
     lengths, kind = ((256,), torch.float32) if rehearse else ((8192, 32768, 131072), torch.bfloat16)
     with Ranks(2, device="cpu" if rehearse else "cuda", timeout=300) as pool:
         for length in lengths:
@@ -183,8 +183,8 @@ def sharded(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def large(moved: bool, rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """The techniques that shard or offload, or the others, on one GPU; a batch that 16 GiB a
-    sequence hold."""
+    """The techniques that shard or offload (`moved`), or the others, on one GPU, with a sequence
+    per 16 GiB of memory."""
     if rehearse:
         base = replace(large_config(2), layers=2, hidden=64, heads=2, vocab=256, seq=64)
         peak = None
