@@ -114,8 +114,8 @@ VARIANTS = {  # of AdamWTriton on fp32
 
 
 def shapes(rehearse: bool) -> list[torch.Size]:
-    """Shapes of the 1.3 B model's parameters, with fewer layers if a billion parameters or memory
-    are exceeded: weights, gradients, two moments, and the two copies that foreach makes."""
+    """Shapes of the 1.3 B model's parameters, with as many layers as fit into 1e9 parameters and
+    into memory (weights, gradients, two moments, and two copies that foreach makes)."""
     if rehearse:
         return [torch.Size((64, 100)), torch.Size((100,))]
     free, _ = torch.cuda.mem_get_info()

@@ -46,8 +46,8 @@ def recorded(config: TrainConfig) -> list[tuple[str, dict]]:
         step(*batch)
         event = {"action": "alloc", "addr": 1, "size": batch[0].nbytes, "frames": []}
         return list(at_peak(0, [event]))
-    before = torch.cuda.memory_allocated()  # private by name, but documented
-    torch.cuda.memory._record_memory_history(stacks="python")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.memory._record_memory_history(stacks="python")  # documented despite its name
     step(*batch)
     torch.cuda.synchronize()
     events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
@@ -144,8 +144,7 @@ class Monitor:
 
 
 def loops(where: torch.device, rehearse: bool) -> dict[str, Callable[[], object]]:
-    """Three loops that keep a card busy according to nvidia-smi; lesson 11 has their like on a
-    core."""
+    """Three loops that nvidia-smi calls busy, like those of lesson 11 on a core."""
     size = 64 if rehearse else 8192
     kind = torch.float32 if rehearse else torch.bfloat16
     a, b = (torch.randn(size, size, device=where, dtype=kind) for _ in range(2))

@@ -1,7 +1,7 @@
-"""A hub as `make hub` runs it: by a user who is not root, in control groups of this user's.
+"""A hub as `make hub` runs it: under a user other than root, in that user's control groups.
 
-As root, a test gives it both: an unused user number, a way to the Python that it runs with, and
-groups of its own inside the test's. As anybody else it runs as that one, without limits.
+As root, a test gives it an unused user ID, access to its Python, and groups inside the test's own.
+Under any other user, the hub runs as that user, without limits.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from utils.hub.limits import Limits
 from utils.hub.seat import SeatError, check_sandbox
 from utils.paths import ROOT
 
-USER = 61234  # nobody's number
+USER = 61234  # an unused user ID
 CAN_LIMIT = os.geteuid() == 0
 GIT = ["git", "-c", "safe.directory=*"]
 
 
 def need_seats():
-    """Skips where this machine makes no seats; CI's makes them."""
+    """Skip if this machine cannot make seats; on CI that is an error."""
     try:
         check_sandbox()
     except SeatError as error:
@@ -40,9 +40,9 @@ def need_seats():
 
 
 def as_user(words, folders, groups, scratch):
-    """The command line that runs `words` as USER, who can go to `folders`, in these groups.
+    """The command line that runs `words` as USER, with access to `folders`, in these groups.
 
-    What is closed to others on the way there is open in this command's own view of the disk.
+    Parent folders that are closed to others are opened in the command's own mount namespace.
     """
     lines = ["set -e", *(f"echo $$ > {group}/cgroup.procs" for group in groups)]
     closed = {}
@@ -62,9 +62,9 @@ def as_user(words, folders, groups, scratch):
 
 
 class RunningHub:
-    """A hub in a process of its own; a context manager that leaves nothing running.
+    """A context manager: a hub in its own process.
 
-    words    more options of `python -m utils.hub`
+    words    additional options of `python -m utils.hub`
     config   the text of its --config
     """
 
@@ -85,13 +85,13 @@ class RunningHub:
         self.resources.close()
 
     def _start(self):
-        # not in pytest's folder, which is closed to others
+        # not in pytest's folder, which others cannot read
         place = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="hub-"))
         self.place, self.log = Path(place), Path(place) / "log"
         self.course = self.place / "course"
-        self.folder = self.course / ".kintsugi" / "hub"  # where seats read, as by default
+        self.folder = self.course / ".kintsugi" / "hub"  # in the seats' course, as by default
         self._copy_course()
-        proxy.set_up()  # as who owns the folder of the tests
+        proxy.set_up()  # as the owner of the tests' folder
         self.folder.mkdir(parents=True)
         config = self.place / "config.py"
         config.write_text(self.config)
@@ -107,7 +107,7 @@ class RunningHub:
         else:
             command.append("--no-limits")
         environment = {"PATH": os.environ["PATH"], "HOME": place, "PYTHONPATH": str(ROOT)}
-        environment["RUNTIME_DIRECTORY"] = place  # its sockets are here, too
+        environment["RUNTIME_DIRECTORY"] = place  # also for its sockets
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
@@ -116,13 +116,13 @@ class RunningHub:
         until(self._listens, 60)
 
     def _copy_course(self):
-        """The course as a repository of its own, with a branch even where the tests' has none."""
+        """Clone the course, onto a branch even if the tests' repository has none."""
         clone = ["clone", "-q", "--depth", "1", f"file://{ROOT}", str(self.course)]
         subprocess.run([*GIT, *clone], check=True, timeout=patience(60))
         subprocess.run([*GIT, "-C", str(self.course), "switch", "-qC", "main"], check=True)
 
     def _groups(self):
-        """Control groups that USER may fill, inside those of the tests."""
+        """Make control groups for USER inside those of the tests."""
         found = []
         for parent in dict.fromkeys(Limits().folders.values()):
             group = parent / f"kintsugi-test-{self.port}"
@@ -140,21 +140,21 @@ class RunningHub:
             return True
 
     def said(self):
-        """What it has written."""
+        """The hub's output."""
         return self.log.read_text(errors="replace")
 
     @property
     def url(self):
-        """What learners open in a browser."""
+        """The address that learners open."""
         return re.search(r"Learners open\s+(\S+)", self.said())[1]
 
     def seat(self, name):
-        """The address of a learner's JupyterLab in a browser."""
+        """The address of a learner's JupyterLab."""
         apart = self.url if self.url == self.address else self.url.replace("//", f"//{name}.")
         return f"{apart}/user/{name}/"
 
     def stop(self):
-        """Ends it as systemd does; its exit status."""
+        """End it as systemd does; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -164,7 +164,7 @@ class RunningHub:
 
 
 def removed(group):
-    """Whether a control group is gone, with those in it: not while something of it runs."""
+    """Try to remove a control group and those in it; false while a process of it runs."""
     with contextlib.suppress(OSError):
         for inside in [*group.glob("*/"), group]:
             inside.rmdir()

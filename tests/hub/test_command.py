@@ -1,5 +1,5 @@
-"""`make hub` with a learner by hand: seats start, end, are culled, and go with the hub; and what it
-says where it cannot start."""
+"""`make hub` with a hand-made learner: seats start, end, are culled and end with the hub; and the
+messages when it cannot start."""
 
 import os
 import re
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.thorough
 
 
 def visit(hub, name):
-    """A learner who sits in JupyterLab."""
+    """A learner with a running seat."""
     learner = Visitor(hub.address, name)
     learner.log_in()
     learner.wait()
@@ -32,7 +32,7 @@ def visit(hub, name):
 
 
 def command_lines(hub):
-    """Of all that runs for this hub, but for itself."""
+    """The command lines of this hub's processes, except its own."""
     signs, found = (str(hub.place), str(hub.port)), []
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
@@ -42,17 +42,17 @@ def command_lines(hub):
 
 
 def seats(hub):
-    """How many walls stand around seats."""
+    """The number of seats' sandboxes."""
     return sum(line.startswith("bwrap") for line in command_lines(hub))
 
 
 @pytest.fixture(scope="module")
 def hub():
     need_seats()
-    with tempfile.NamedTemporaryFile("w") as word:  # not in pytest's folder, closed to others
+    with tempfile.NamedTemporaryFile("w") as word:  # not in pytest's folder, which is closed
         os.chmod(word.name, 0o644)
         print(CLASS_PASSWORD, file=word, flush=True)
-        idle = ["--idle", str(patience(20) / 60)]  # a seat in use stays that long
+        idle = ["--idle", str(patience(20) / 60)]  # long enough for a seat in use
         with RunningHub(*idle, "--class-password", word.name) as hub:
             yield hub
 
@@ -97,7 +97,7 @@ def test_a_seat_that_nobody_uses_ends_and_opens_again_as_it_was(hub):
     (home / "kintsugi" / "README.md").write_text("mine")
     assert "01 data parallel" in ada.run("!make -C ~/kintsugi progress")
     assert seats(hub)
-    until(lambda: not ada.server(), 90)  # 20 s without a request, seen within 10 s
+    until(lambda: not ada.server(), 90)  # idle for 20 s, noticed within 10 s
     until(lambda: not seats(hub))
     (hub.course / "NEWS").write_text("new")
     who = ["-c", "user.name=Instructor", "-c", "user.email=instructor@example.org"]
@@ -110,13 +110,13 @@ def test_a_seat_that_nobody_uses_ends_and_opens_again_as_it_was(hub):
 
 @pytest.mark.timeout(120)
 def test_a_seat_that_ends_at_once_is_told_at_once(hub):
-    """And not after the time that JupyterHub gives a start."""
+    """Not only at JupyterHub's time limit for a start."""
     away = (hub.course / ".git").rename(hub.course / "away")
     try:
         dora, shown = Visitor(hub.address, "dora"), "The seat of dora ended at once"
         dora.log_in()
         until(lambda: shown in dora.hub("GET", "spawn-pending/dora").text)
-        assert f"file://{hub.course}" in hub.said()  # cannot be read, says git
+        assert f"file://{hub.course}" in hub.said()  # git's message
     finally:
         away.rename(hub.course / ".git")
 
@@ -138,7 +138,7 @@ def test_nothing_is_left_of_a_hub_that_ends_or_is_killed(end):
     need_seats()
     with RunningHub() as hub:
         visit(hub, "eve")
-        assert len(command_lines(hub)) >= 4  # walls, JupyterLab, the proxy, the culler
+        assert len(command_lines(hub)) >= 4  # sandbox, JupyterLab, proxy, culler
         (sockets,) = set(re.findall(rf"{hub.place}/kintsugi-\w+", " ".join(command_lines(hub))))
         if end == "SIGKILL":
             hub.process.kill()
@@ -148,7 +148,7 @@ def test_nothing_is_left_of_a_hub_that_ends_or_is_killed(end):
         until(lambda: not command_lines(hub))
 
 
-# In a kernel: what a learner does in a terminal and in a cell.
+# Runs in a kernel: a learner's actions in a terminal and in a cell.
 JOIN = """
 import subprocess
 from utils.course import ask_for_help
@@ -172,7 +172,7 @@ ask_for_help("again")
 
 @pytest.mark.timeout(120)
 def test_the_lab_of_a_seat_joins_a_class(tmp_path):
-    """A seat has no network; the board of the same machine has a socket."""
+    """A seat has no network; the board on the same machine has a socket."""
     need_seats()
     with tempfile.TemporaryDirectory(prefix="board-") as place:
         os.chmod(place, 0o755)
@@ -189,10 +189,10 @@ def test_the_lab_of_a_seat_joins_a_class(tmp_path):
             assert not os.path.exists(way)
 
 
-# --- where it cannot start ------------------------------------------------------------------------
+# --- refusals to start ----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not CAN_LIMIT, reason="only root is root")
+@pytest.mark.skipif(not CAN_LIMIT, reason="needs root")
 def test_it_does_not_run_as_root():
     command = [sys.executable, "-m", "utils.hub"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60))
@@ -201,7 +201,7 @@ def test_it_does_not_run_as_root():
 
 
 def test_places_and_addresses_hold_wherever_they_are_read(tmp_path, monkeypatch):
-    """The hub goes to its folder, and the culler asks where the proxy listens."""
+    """The hub changes into its folder, and the culler needs the proxy's address."""
     monkeypatch.chdir(tmp_path)
     options = Options(folder="data", course="course", host="192.0.2.7", port=8002, seats=40)
     c = settings(options, "main", tmp_path, [])

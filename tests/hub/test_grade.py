@@ -1,4 +1,4 @@
-"""`make grade`: the labs' checks on submissions, each twice in a sandbox."""
+"""`make grade`: the labs' checks on submissions, each run twice in a sandbox."""
 
 import csv
 import shutil

@@ -1,10 +1,10 @@
 """A class on Kubernetes: docs/class/values.yaml, its Dockerfile and pull.sh.
 
-Docker and Kubernetes are not here. Pods are made from the values by KubeSpawner, the class that
-starts seats in the chart's hub, and held against Kubernetes' API. A linter reads the Dockerfile,
-and what it names is looked up here. pull.sh runs, with real repositories. Who has the chart, a
-clone of zero-to-jupyterhub-k8s at the version of values.yaml, sets KINTSUGI_CHART to its folder
-`jupyterhub`: then the values are held against the chart's schema, too.
+These tests need no Docker or Kubernetes. KubeSpawner, which starts seats in the chart's hub, makes
+pods from the values; they are compared with Kubernetes' API. The Dockerfile goes through a linter,
+and the files that it names must exist. pull.sh runs on real repositories. If KINTSUGI_CHART is the
+folder `jupyterhub` of the chart (a clone of zero-to-jupyterhub-k8s at the version of values.yaml),
+the values are also validated against the chart's schema.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ SEAT = VALUES["singleuser"]
 PROFILES = {profile["slug"]: profile for profile in SEAT["profileList"]}
 CHART = os.environ.get("KINTSUGI_CHART")
 
-# Which of the spawner's settings the chart takes from which word below `singleuser`.
+# The spawner's settings, and the keys below `singleuser` from which the chart takes them.
 TRAITS = {
     "start_timeout": "startTimeout",
     "uid": "uid",
@@ -68,7 +68,7 @@ def look_up(values: dict, path: str):
 
 
 def settings() -> dict:
-    """The spawner's settings that the chart makes from the values."""
+    """The spawner's settings, as the chart makes them from the values."""
     home = {"name": "volume-{user_server}", "mountPath": SEAT["storage"]["homeMountPath"]}
     claim = {"name": home["name"], "persistentVolumeClaim": {"claimName": "{pvc_name}"}}
     return {
@@ -87,7 +87,7 @@ def settings() -> dict:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """made(profile, **options) -> (pod, claim): what a learner's choice becomes, as JSON."""
+    """made(profile, **options) -> (pod, claim) of a learner's choice, as JSON."""
     address = tmp_path_factory.mktemp("cluster") / "config"
     cluster = {"name": "class", "cluster": {"server": "http://127.0.0.1:1"}}
     context = {"name": "class", "context": {"cluster": "class", "user": "class"}}
@@ -122,14 +122,15 @@ def made(tmp_path_factory):
 
 
 def wrong(value, kind: str, where: str):
-    """Yields a line for all in `value` (JSON) that is not as Kubernetes' API has its `kind`."""
+    """Yield a line for everything in `value` (JSON) that Kubernetes' API does not allow in
+    `kind`."""
     plain = {"str": str, "int": int, "bool": bool, "object": object}
     if inner := re.fullmatch(r"(?:list\[|dict\(str, )(.+)[\])]", kind):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from wrong(item, inner[1], f"{where}.{key}")
     elif kind in plain:
-        # a quantity may be a number
+        # quantities may be numbers
         allowed = (str, int, float) if ".resources." in where else plain[kind]
         if not isinstance(value, allowed):
             yield f"{where} is {value!r} and not {kind}"
@@ -143,7 +144,7 @@ def wrong(value, kind: str, where: str):
             yield from wrong(item, model.openapi_types[attribute], f"{where}.{attribute}")
         try:
             model(**known)
-        except ValueError as error:  # what is required and missing
+        except ValueError as error:  # missing and required
             yield f"{where}: {error}"
 
 
@@ -194,7 +195,7 @@ def test_a_seat_gets_what_its_profile_says(made, profile, options, gpus):
     assert have["memory"] >= seat["resources"]["requests"]["memory"] > 1e9
     assert seat["image"].endswith("-cuda") == bool(gpus)
     assert bool(spec.get("nodeSelector")) == bool(gpus)
-    # a profile's tolerations take the place of those that the chart has for all seats
+    # a profile's tolerations replace the chart's own
     tolerated = [toleration["key"] for toleration in spec.get("tolerations", [])]
     dedicated = ["hub.jupyter.org/dedicated", "hub.jupyter.org_dedicated"]
     assert tolerated == (["nvidia.com/gpu", *dedicated] if gpus else [])
@@ -237,7 +238,7 @@ def test_each_setting_is_one_of_its_class():
         assert set(words) <= set(classes[section].class_trait_names(config=True)), section
 
 
-@pytest.mark.skipif(not CHART, reason="KINTSUGI_CHART names no folder of the chart")
+@pytest.mark.skipif(not CHART, reason="KINTSUGI_CHART is not set")
 def test_the_chart_takes_the_values():
     def merged(old, new):
         if not (isinstance(old, dict) and isinstance(new, dict)):
@@ -249,7 +250,7 @@ def test_the_chart_takes_the_values():
     jsonschema.validate(merged(defaults, VALUES), schema)
     hub = yaml.safe_load(Path(CHART, "Chart.yaml").read_text())["appVersion"]
     assert hub == arguments()["JUPYTERHUB"]
-    # and it fills the spawner's settings as `settings` does
+    # it makes the spawner's settings as `settings` does
     code = Path(CHART, "files", "hub", "jupyterhub_config.py").read_text()
     for trait, path in TRAITS.items():
         same = re.sub("_([a-z])", lambda letter: letter[1].upper(), trait) == path
@@ -260,7 +261,7 @@ def test_the_chart_takes_the_values():
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions: (word, what follows it)."""
+    """The Dockerfile's instructions: (word, arguments)."""
     text = re.sub(r"^#.*\n", "", (DOCS / "Dockerfile").read_text(), flags=re.M)
     lines = text.replace("\\\n", " ").splitlines()
     return [tuple(line.split(maxsplit=1)) for line in lines if line]
@@ -306,7 +307,7 @@ def test_what_is_copied_is_in_git():
 
 
 def test_set_up_runs_with_the_files_that_are_copied_first(tmp_path):
-    """It comes as far as the choice of torch, which is wrong, so that nothing is downloaded."""
+    """It stops at the choice of torch, which is wrong, so that nothing is downloaded."""
     for copy in all_of("COPY")[:2]:
         *sources, target = copy.split()
         (tmp_path / target).mkdir(parents=True, exist_ok=True)
@@ -323,7 +324,7 @@ def test_set_up_runs_with_the_files_that_are_copied_first(tmp_path):
 
 
 def test_its_packages_are_those_of_a_bare_machine():
-    """.ci/run has the list that a clean clone needs; a seat has no browser, and makes no seats."""
+    """.ci/run lists what a clean clone needs; a seat has no browser and makes no seats."""
     bare = (ROOT / ".ci" / "run").read_text()
     wanted = set(re.findall(r"^needs (\S+)", bare, re.M))
     wanted |= {"python3", "python3-venv", "python3-dev"}
@@ -357,7 +358,7 @@ def test_image_and_values_name_the_same_places():
     assert hub == arguments()["JUPYTERHUB"]
 
 
-# --- the course pulled fresh ----------------------------------------------------------------------
+# --- pulling the course ---------------------------------------------------------------------------
 
 LESSON, OTHER = "notebooks/01_data_parallel.ipynb", "notebooks/02_gradient_accumulation.ipynb"
 LAB = "labs/01_data_parallel/ring.py"
@@ -365,7 +366,7 @@ LAB = "labs/01_data_parallel/ring.py"
 
 @pytest.fixture
 def git(tmp_path):
-    """git(folder, *words) -> what it prints; with a name of its own, and no settings of others."""
+    """git(folder, *words) -> its output; with its own user name and no other settings."""
     names = {f"GIT_{who}_NAME": "tests" for who in ("AUTHOR", "COMMITTER")}
     mails = {f"GIT_{who}_EMAIL": "tests@example.org" for who in ("AUTHOR", "COMMITTER")}
     safe = {
@@ -387,7 +388,6 @@ def git(tmp_path):
 
 @pytest.fixture
 def upstream(tmp_path, git):
-    """A repository with some files of the course."""
     folder = tmp_path / "upstream"
     for name in (LESSON, OTHER, LAB, ".gitignore"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -404,7 +404,7 @@ def commit(git, folder, message="a change"):
 
 @pytest.fixture
 def start(tmp_path, upstream, git):
-    """start() -> (status, log): the hook of values.yaml, as at a seat's start; `start.copy`."""
+    """start() -> (status, log): runs the hook of values.yaml, as a seat does; has `start.copy`."""
     course, home = tmp_path / "course", tmp_path / "home"
     (course / "docs" / "class").mkdir(parents=True)
     (course / ".venv").mkdir()
@@ -442,7 +442,7 @@ def test_the_first_start_clones(start, upstream):
     status, log = start()
     assert status == 0, log
     assert sources(start.copy / LESSON) == sources(upstream / LESSON)
-    # lessons say .venv/bin/python
+    # lessons use .venv/bin/python
     assert (start.copy / ".venv").resolve() == start.copy.parents[1] / "course" / ".venv"
 
 
@@ -474,19 +474,19 @@ def test_what_is_new_comes_and_what_the_learner_wrote_stays(start, upstream, git
     assert sources(start.copy / OTHER) == other
     assert (start.copy / LAB).read_text() == "mine"
     assert (start.copy / "notebooks" / "own.ipynb").read_text() == "mine"
-    # a new file of both sides: the learner's has another name now
+    # a file that is new on both sides: the learner's is renamed
     (aside,) = start.copy.glob("notebooks/later__*.ipynb")
     assert aside.read_text() == "mine"
     assert (start.copy / "notebooks" / "later.ipynb").read_text() == "theirs"
 
-    again, log = start()  # nothing new
+    again, log = start()
     assert again == 0 and sources(start.copy / LESSON) == mine, log
 
 
 def test_what_was_removed_stays_with_who_has_changed_it(start, upstream, git):
     start()
     (start.copy / LAB).write_text("mine")
-    (start.copy / LESSON).unlink()  # this one comes back
+    (start.copy / LESSON).unlink()  # is restored
     (upstream / LAB).unlink()
     (upstream / OTHER).unlink()
     commit(git, upstream)
@@ -498,7 +498,7 @@ def test_what_was_removed_stays_with_who_has_changed_it(start, upstream, git):
 
 
 def test_no_notebook_is_broken_by_lines_of_two(start, upstream, git, tmp_path):
-    """A cell's outputs have changed here, and there it has become Markdown, which has none."""
+    """The learner's copy changes a cell's outputs; upstream the cell becomes Markdown."""
     start()
     before = tmp_path / "before.ipynb"
     shutil.copy(start.copy / LESSON, before)
@@ -538,11 +538,11 @@ def test_a_seat_starts_without_a_network(start, upstream):
 
 
 def test_a_seat_without_a_copy_does_not_start(start, upstream):
-    """Kubernetes ends a container whose hook fails, and the learner is told."""
+    """Kubernetes ends a container whose hook fails, and tells the learner."""
     upstream.rename(upstream.with_name("away"))
     status, _ = start()
     assert status != 0 and not start.copy.exists()
-    # a clone that is cut off leaves its beginning
+    # an interrupted clone leaves a partial copy
     start.copy.with_name("kintsugi.partial").mkdir()
     upstream.with_name("away").rename(upstream)
     assert start()[0] == 0 and (start.copy / LAB).is_file()
@@ -551,13 +551,13 @@ def test_a_seat_without_a_copy_does_not_start(start, upstream):
 def test_other_histories_take_nothing_from_a_learner(start, upstream, git):
     start()
     (start.copy / LAB).write_text("mine")
-    shutil.rmtree(upstream / ".git")  # it was made anew, and shares no commit with the copy
+    shutil.rmtree(upstream / ".git")  # a new repository shares no commit with the copy
     git(upstream.parent, "init", "--quiet", "--initial-branch=main", upstream)
-    commit(git, upstream, "made anew")  # the same words in the same second were the same commit
+    commit(git, upstream, "another")  # the same message in the same second gives the same hash
     status, log = start()
     assert status == 0 and "not brought up to date" in log
     assert (start.copy / LAB).read_text() == "mine"
-    shutil.rmtree(start.copy / ".git")  # and here by the learner
+    shutil.rmtree(start.copy / ".git")  # and now the learner's
     assert start()[0] == 0 and (start.copy / LAB).read_text() == "mine"
 
 

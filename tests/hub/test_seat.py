@@ -1,5 +1,5 @@
-"""What a seat is made of, without a hub: walls (bubblewrap), limits (control groups), and the copy
-of the course (git)."""
+"""The parts of a seat, without a hub: sandbox (bubblewrap), limits (control groups) and the copy of
+the course (git)."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def home(tmp_path):
 
 
 def inside(home, *words, more=(), memory=None, **options):
-    """Runs words in a seat; what the run was."""
+    """Run words in a seat; returns the completed process."""
     wall = seat.sandbox(home, [], more, memory=memory)
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(seat.HOME), "SECRET": "seen"}
     return subprocess.run(
@@ -38,7 +38,7 @@ def inside(home, *words, more=(), memory=None, **options):
     )
 
 
-# --- walls ----------------------------------------------------------------------------------------
+# --- the sandbox ----------------------------------------------------------------------------------
 
 
 def test_only_the_home_stays(home):
@@ -56,7 +56,7 @@ def test_nothing_else_of_the_machine_is_seen(home, tmp_path):
     assert inside(home, "cat", str(tmp_path / "secret")).returncode != 0
     assert inside(home, "kill", "-0", str(os.getpid())).returncode != 0
     shown = inside(home, "sh", "-c", "cd /proc; ls -d [0-9]*").stdout.split()
-    assert len(shown) <= 4  # its own, of which bubblewrap is the first
+    assert len(shown) <= 4  # its own; bubblewrap is the first
     assert inside(home, "hostname").stdout == "localhost\n"
     for place in (ROOT / "README.md", "/usr/bin/env", "/etc/passwd"):
         done = inside(home, "sh", "-c", f"echo x >> {place}")
@@ -64,7 +64,7 @@ def test_nothing_else_of_the_machine_is_seen(home, tmp_path):
 
 
 def test_what_lies_in_a_readable_folder_can_be_hidden(home, tmp_path):
-    """As the hub's own folder in that of the course, where `make hub` makes it."""
+    """As with the hub's folder, which `make hub` makes in that of the course."""
     course, place = tmp_path / "course", tmp_path / "course" / "hub"
     for name in ("lesson", "hub/passwords", "hub/homes/bob/mine"):
         (course / name).parent.mkdir(parents=True, exist_ok=True)
@@ -75,12 +75,12 @@ def test_what_lies_in_a_readable_folder_can_be_hidden(home, tmp_path):
     assert done.stdout.split() == [f"{course}/lesson", f"{seat.HOME}/mine"], done.stderr
 
 
-# bubblewrap ends with its parent from when all is set up: then its inner process waits for ours.
+# bubblewrap ends with its parent once it is set up: then its inner process waits for ours.
 UP = 'until grep -q "^State:.S" /proc/1/status; do :; done; touch up; exec "$@"'
 
 
 def test_a_seat_ends_with_who_started_it(home):
-    sleep = ["sleep", f"61234.{os.getpid()}"]  # nobody else's
+    sleep = ["sleep", f"61234.{os.getpid()}"]  # a unique argument
     words = [*seat.sandbox(home, []), "sh", "-c", UP, "sh", *sleep]
     starter = f"import subprocess; subprocess.Popen({words}); input()"
     parent = subprocess.Popen([sys.executable, "-c", starter], stdin=subprocess.PIPE)
@@ -128,14 +128,14 @@ def test_memory_ends_who_takes_too_much(home, group):
         take = [sys.executable, "-c", f"bytearray({mib} << 20)"]
         done = subprocess.run(take, preexec_fn=group.enter, timeout=patience(60))
         assert done.returncode == status, mib
-    # Files of /tmp and /dev/shm are memory, too.
+    # Files in /tmp and /dev/shm are memory as well.
     for place in ("/tmp", "/dev/shm"):
         fill = f"head -c 1G /dev/zero > {place}/full"
         assert inside(home, "sh", "-c", fill, preexec_fn=group.enter).returncode != 0, place
 
 
 def test_files_of_memory_leave_room_for_the_seat(home, group):
-    """The group has 512 MiB: all is taken, and who has filled it goes on."""
+    """The group has 512 MiB: a program fills each file system and continues."""
     for place in ("/tmp", "/dev/shm"):
         fill = f"head -c 1G /dev/zero > {place}/full; stat -c %s {place}/full"
         done = inside(home, "sh", "-c", fill, preexec_fn=group.enter, memory=512 << 20)
@@ -144,7 +144,7 @@ def test_files_of_memory_leave_room_for_the_seat(home, group):
 
 
 def test_cores_hold_back_who_computes_too_much(group):
-    Limits().group(f"test-{os.getpid()}", cores=0.1)  # the same one, given anew
+    Limits().group(f"test-{os.getpid()}", cores=0.1)  # the same group
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=group.enter)
     stat = group.folders["cpu"] / "cpu.stat"
     until(
@@ -169,7 +169,7 @@ def test_processes_are_counted(group):
 def test_a_seat_is_shown_its_own_limits(home, group):
     see = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from utils.measure import machine as m; "
     see += "print(m.cores(), m.machine().memory >> 20)"
-    Limits().group(f"test-{os.getpid()}", memory=2 << 30, cores=0.5)  # the same one, given anew
+    Limits().group(f"test-{os.getpid()}", memory=2 << 30, cores=0.5)  # the same group
     more, python = group.mounts(), [sys.executable, "-c", see]
     done = inside(home, *python, more=more, preexec_fn=group.enter)
     assert done.stdout == "0.5 2048\n", done.stderr
@@ -184,7 +184,7 @@ def tree(folder):
 
 
 def test_version_2_of_control_groups_is_told_the_same(tmp_path):
-    """In a folder: the kernel of these tests has version 1."""
+    """In an ordinary folder, which works under version 1 as well."""
     (tmp_path / "slice" / "hub.service").mkdir(parents=True)
     (tmp_path / "slice" / "hub.service" / "cgroup.procs").write_text(f"{os.getpid()}\n")
     limits = Limits(tmp_path, "0::/slice/hub.service\n")
@@ -199,7 +199,7 @@ def test_version_2_of_control_groups_is_told_the_same(tmp_path):
     assert told[f"{own}/seat-ada/pids.max"] == ["400"]
     assert told[f"{own}/seat-ada/cpu.weight"] == ["10"]
     assert {told[f"{own}/seat-bob/{name}.max"][0] for name in ("memory", "cpu", "pids")} == {"max"}
-    # The hub itself has moved down by then, and finds the same place again.
+    # By then the hub has moved down one level, and must find the same place.
     again = Limits(tmp_path, f"0::/slice/hub.service/{OWN}\n")
     assert again.folders == limits.folders
     group = again.group("ada")
@@ -216,7 +216,7 @@ def test_without_a_group_to_write_the_hub_says_how_to_get_one(tmp_path):
 
 
 def test_a_kernel_that_refuses_a_value_is_named(tmp_path):
-    """Such an error has no file's name: a full disk stands for the kernel."""
+    """Such an error has no file name; a full disk stands in for the kernel."""
     with small_disk(tmp_path, 32 << 10) as disk:
         (disk / "hub.service" / OWN).mkdir(parents=True)
         (disk / "hub.service" / "cgroup.procs").touch()
@@ -251,7 +251,7 @@ def course(tmp_path):
 
 
 def start(home, course):
-    """What a seat does before JupyterLab; the copy."""
+    """Run what a seat does before JupyterLab; returns the copy."""
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(seat.HOME),
         "GIT_CONFIG_SYSTEM": str(seat.GITCONFIG),
@@ -265,11 +265,11 @@ def test_a_copy_gets_what_is_new_and_keeps_what_is_the_learners(home, course):
     copy = start(home, course)
     (copy / "labs" / "answer").write_text("my answer\n")
     for name in ("labs/answer", "lesson"):
-        (course / name).write_text("mended\n")
+        (course / name).write_text("fixed\n")
     git(course, "commit", "-qam", "News")
     assert start(home, course) == copy
     assert (copy / "labs" / "answer").read_text() == "my answer\n"
-    assert (copy / "lesson").read_text() == "mended\n"
+    assert (copy / "lesson").read_text() == "fixed\n"
 
 
 def test_a_seat_opens_when_the_course_cannot_be_read(home, course):

@@ -1,9 +1,9 @@
 """docs/class/jupyterhub_slurm.py: a learner logs in, and JupyterLab is a job.
 
-The hub, its proxy, the job's script and JupyterLab are real. So is Slurm, where its daemons are
-installed: a controller and a node of this machine, with all that they write in the test's folder.
-Everywhere else stand-ins for sbatch, squeue and scancel start the script, look for it and end it.
-Left out are PAM and other accounts than ours: the learner is who runs the tests.
+The hub, its proxy, the job script and JupyterLab are real. So is Slurm if its daemons are
+installed: a controller and a node on this machine, which write only to the test's folder.
+Otherwise, stand-ins for sbatch, squeue and scancel start the script, look for it and end it.
+PAM and other accounts are not tested: the learner is the user who runs the tests.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ USER, PASSWORD = getpass.getuser(), "of-a-test"
 MISSING = slurm.missing()
 PROFILE = "4 cores, 8 GB, 4 hours"
 
-# The site: its own settings, but for what a test cannot have.
+# The site: the course's settings, except what a test cannot have.
 SITE = """
 import os
 
@@ -60,10 +60,10 @@ else:
     c.SlurmSpawner.args = ["--allow-root"]
 """
 
-# One node, this machine, which says that it has the cores and the memory of PROFILE.
+# One node, this machine, which claims the cores and memory of PROFILE.
 NODE = "NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=8192\n"
 
-# A job's number is its process group.
+# A job's ID is its process group.
 STAND_INS = {
     "sbatch": """cat >"$0.script" && cd "$HOME"
 setsid bash "$0.script" >"$0.log" 2>&1 &
@@ -72,7 +72,7 @@ echo $!""",
     "scancel": 'kill -TERM -- "-$1"',
 }
 
-# The ranks stay open: they are what stopping the lab must end, too.
+# The ranks stay open: stopping the lab must end them as well.
 CELL = """
 import json, os
 import torch
@@ -92,7 +92,7 @@ print(json.dumps([ranks.run(total), utils.__file__, os.environ["OMP_NUM_THREADS"
 
 @contextlib.contextmanager
 def running(command: list[str], log: Path, **variables: str):
-    """A program under a supervisor, ended with all that it started."""
+    """Run a program under a supervisor, and end it with all that it started."""
     with log.open("w") as out:
         child = Child(supervised(command), output=out, env={**os.environ, **variables})
     try:
@@ -103,7 +103,7 @@ def running(command: list[str], log: Path, **variables: str):
 
 @pytest.fixture(params=["Slurm", "stand-ins"])
 def scheduler(request, tmp_path):
-    """The variables that lead to sbatch, squeue and scancel."""
+    """The environment variables that lead to sbatch, squeue and scancel."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     if request.param == "stand-ins":
@@ -133,7 +133,7 @@ def scheduler(request, tmp_path):
 
 @pytest.fixture
 def course(tmp_path):
-    """The folder that all nodes see: a git repository with the course's .venv."""
+    """The folder shared by all nodes: a git repository with the course's .venv."""
     folder = tmp_path / "course"
     for part in ("utils", "docs/class"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -155,10 +155,10 @@ def commit(folder: Path) -> None:
 
 
 def processes_at(home: Path) -> list[psutil.Process]:
-    """What runs with this HOME: the job, its kernels and their ranks."""
+    """The processes with this HOME: the job, its kernels and their ranks."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has just ended, or is another's
+        with contextlib.suppress(psutil.Error, OSError):  # just ended, or another user's
             if process.environ().get("HOME") == str(home):
                 found.append(process)
     return found
@@ -166,14 +166,14 @@ def processes_at(home: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def hub(scheduler, course, tmp_path):
-    """The address of a hub of the course's settings; its learner's home is tmp_path / "home"."""
+    """The address of a hub with the course's settings; its learner's home is tmp_path / "home"."""
     home, site, ports = tmp_path / "home", tmp_path / "hub", free_ports(3)
     home.mkdir()
     site.mkdir()
     config = str(course / "docs" / "class" / CONFIG.name)
     facts = {"config": config, "home": str(home), "user": USER, "password": PASSWORD}
     (site / "site.py").write_text(SITE.format(ports=ports, **facts))
-    log = site / "hub.log"  # beside it the hub's own files: they go where it runs
+    log = site / "hub.log"  # the hub writes its own files here as well
     words = ["sh", "-c", 'cd "$0" && exec "$@"', str(site), sys.executable, "-m", "jupyterhub"]
     with running([*words, "--config=site.py"], log, **scheduler) as process:
 
@@ -183,7 +183,7 @@ def hub(scheduler, course, tmp_path):
 
         until(up)
         yield f"http://127.0.0.1:{ports[0]}"
-    for left in processes_at(home):  # nothing, unless the test failed
+    for left in processes_at(home):  # none, unless the test failed
         left.kill()
 
 
@@ -193,7 +193,7 @@ def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
     path = f"api/users/{USER}/server"
     assert learner.hub("POST", path, json={"profile": "all of it"}).status_code == 400
 
-    # Where the clone should be is a file: the job begins, fails, and the learner hears of it.
+    # A file is in the clone's place: the job starts and fails, and the learner is told.
     (home / "kintsugi").touch()
     assert learner.hub("POST", path, json={"profile": PROFILE}).ok
     until(lambda: not learner.server())
@@ -204,11 +204,11 @@ def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
     assert sums == [2.0, 2.0] and threads == "1"
     assert imported == str(home / "kintsugi" / "utils" / "__init__.py")  # not COURSE's
     assert (job is not None) == ("SLURM_CONF" in scheduler)
-    assert len(processes_at(home)) > 4  # JupyterLab, a kernel, two ranks and what forks them
+    assert len(processes_at(home)) > 4  # JupyterLab, a kernel, two ranks and their forkserver
     learner.stop()
     until(lambda: not processes_at(home))
 
-    # The course changes, and so does the learner's clone: the next job has both.
+    # The course and the learner's clone change: the next job has both changes.
     mine = home / "kintsugi" / "README.md"
     mine.write_text(mine.read_text().replace("first", "my"))
     theirs = course / "README.md"
