@@ -1,4 +1,4 @@
-"""Where the kernels of this room run: interpreted on the CPU, compiled on a GPU."""
+"""The kernels of this room run interpreted on the CPU and compiled on a GPU."""
 
 import multiprocessing
 import os
@@ -12,8 +12,8 @@ from tests.patience import patience
 
 @pytest.fixture(scope="package")
 def interpreter():
-    """Calls a function of a test's module in a process whose kernels are interpreted. That is fixed
-    by what stands in the environment when Triton is imported, and here others may have done so."""
+    """Calls a function of a test's module in a process whose kernels are interpreted. The
+    environment at Triton's import decides that, and this process may have imported it already."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_answer, args=(there,), daemon=True)
@@ -49,7 +49,7 @@ def _answer(pipe):
 
 @pytest.fixture(params=["cpu", "cuda"])
 def on(request):
-    """on(function, ...) calls function(device, ...) where kernels can work on that device."""
+    """on(function, ...) calls function(device, ...) where kernels can run on that device."""
     if request.param == "cpu":
         run = request.getfixturevalue("interpreter")
         return lambda function, *arguments: run(function, "cpu", *arguments)

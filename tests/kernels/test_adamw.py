@@ -1,4 +1,4 @@
-"""AdamW as one kernel is torch's AdamW: the same numbers within rounding, in place, one launch."""
+"""AdamW as one kernel is torch's AdamW: equal within rounding, in place, in one launch."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ from utils.kernels import AdamWTriton
 from utils.kernels.adamw import adamw_many, adamw_one, numbers
 from utils.paths import ROOT
 
-SIZES = [1, 2, 1023, 1024, 1025, 0, 20003]  # a block has 1024
+SIZES = [1, 2, 1023, 1024, 1025, 0, 20003]  # a block has 1024 elements
 FUSED = {"fused": True}
 NONE = {}
 
@@ -27,7 +27,7 @@ def weights_of(sizes, dtype, device="cpu", seed=0):
 
 
 def groups_of(weights):
-    """Two groups, each with numbers of its own."""
+    """Two parameter groups with their own settings."""
     return [
         {"params": weights[::2], "lr": 0.02, "weight_decay": 0.3},
         {"params": weights[1::2], "betas": (0.8, 0.95), "eps": 1e-5},
@@ -35,7 +35,7 @@ def groups_of(weights):
 
 
 def train(weights, optimizer, steps, late=(), first=0):
-    """Steps with drawn gradients; those of the weights `late` come at the third step only."""
+    """Take steps with random gradients; the weights `late` have none before the third step."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(100 + step)
         for number, weight in enumerate(weights):
@@ -52,7 +52,7 @@ def host(tensors):
 
 
 def state_of(optimizer):
-    """[{name: value}] of all parameters, in their order."""
+    """The state of all parameters in order: [{name: value}]."""
     return [
         {name: value.cpu() for name, value in optimizer.state[weight].items()}
         for group in optimizer.param_groups
@@ -68,7 +68,7 @@ def trained(device, make, dtype, steps=4, sizes=SIZES, **options):
 
 
 def error(values, truth):
-    """The largest difference, 0 where all are empty."""
+    """The largest difference; 0 if all are empty."""
     pairs = [(value.double() - true.double()).abs() for value, true in zip(values, truth)]
     return max((apart.max().item() for apart in pairs if apart.numel()), default=0.0)
 
@@ -124,13 +124,13 @@ def test_bf16_weights_are_their_rounded_fp32_master(on):
     true = [master for half in (masters[::2], masters[1::2]) for master in half]
     for weight, kept, truth in zip(in_order, state, true):
         assert weight.dtype == torch.bfloat16
-        assert torch.equal(weight, kept["master_param"].bfloat16())  # to the nearest, ties to even
+        assert torch.equal(weight, kept["master_param"].bfloat16())  # to nearest, ties to even
         assert {value.dtype for value in kept.values()} == {torch.float32}
         assert error([kept["master_param"]], [truth]) < 1e-5
 
 
 def rounded(device, masters):
-    """bf16 weights after a step that leaves these masters as they are."""
+    """bf16 weights after a step that does not change these masters."""
     weight = torch.nn.Parameter(torch.zeros(masters.shape, dtype=torch.bfloat16, device=device))
     optimizer = AdamWTriton([weight], lr=0.0)
     weight.grad = torch.zeros_like(weight)
@@ -159,19 +159,19 @@ def stochastic(device, seed, steps=1, value=1.0, lr=2**-10, size=10000):
     optimizer = AdamWTriton(weights, lr, weight_decay=0.0, stochastic_rounding=True, seed=seed)
     for _ in range(steps):
         for weight in weights:
-            weight.grad = torch.full_like(weight, -1.0)  # the first steps of AdamW are lr long
+            weight.grad = torch.full_like(weight, -1.0)  # AdamW's first steps have size lr
         optimizer.step()
     return host(weights)
 
 
 def test_stochastic_rounding_keeps_small_steps_on_average(on):
     first, second = on(stochastic, 0)
-    below, above = 1.0, 1.0 + 2**-7  # neighbours in bf16; the step is an eighth of the way
+    below, above = 1.0, 1.0 + 2**-7  # neighbours in bf16; a step is an eighth of the distance
     for weights in (first, second):
         assert set(weights.tolist()) == {below, above}
         share = (weights == above).double().mean().item()
         assert abs(share - 1 / 8) < 5 * math.sqrt(1 / 8 * 7 / 8 / len(weights))
-    assert not torch.equal(first, second)  # every tensor has bits of its own
+    assert not torch.equal(first, second)  # every tensor has its own random bits
     assert torch.equal(first, on(stochastic, 0)[0])
     assert not torch.equal(first, on(stochastic, 1)[0])
 
@@ -181,7 +181,7 @@ def test_stochastic_rounding_draws_anew_at_each_step(on):
     assert abs(first.double().mean().item() - (1 + 8 * 2**-10)) < 4e-4  # 5 standard deviations
 
 
-# ---- what is not a usual number
+# ---- NaN and infinity
 
 
 def sick(device, make, **options):
@@ -209,7 +209,7 @@ def test_nan_and_infinity_spread_as_in_torch(on):
 
 
 def launches(device, sizes, offset=0):
-    """How often the kernel was launched for one step of tensors that lie in one buffer."""
+    """The number of launches for one step on tensors in one buffer, and the buffer afterwards."""
     buffer = torch.zeros(offset + sum(sizes), device=device)
     pieces = buffer[offset:].split(sizes)
     weights = [torch.nn.Parameter(piece) for piece in pieces]
@@ -227,7 +227,7 @@ def launches(device, sizes, offset=0):
 
 def test_many_tensors_are_one_launch(on):
     assert on(launches, [16, 32, 1024, 4096] * 14)[0] == 1
-    count, buffer = on(launches, [16, 1024, 3, 16])  # two that 16 divides, two that it does not
+    count, buffer = on(launches, [16, 1024, 3, 16])  # two aligned tensors and two that are not
     assert count == 2 and torch.allclose(buffer, torch.tensor(-1.0))
 
 
@@ -252,7 +252,7 @@ def test_parameters_without_a_gradient_are_left_alone(on):
 
 
 def more_groups(device):
-    """A group with a rate that is a tensor, one that is refused, and what is left of both."""
+    """Add a group whose rate is a tensor and one that is refused; returns the effects."""
     first, second, third = weights_of([5, 5, 5], torch.float32, device)
     optimizer = AdamWTriton([first], lr=0.5, weight_decay=0.0)
     optimizer.add_param_group({"params": [second], "lr": torch.tensor(0.25)})
@@ -294,7 +294,7 @@ def test_autograd_learns_that_the_weights_have_changed(on):
 
 
 def handed_over(device, first, then, dtype, options=NONE):
-    """Three steps of one optimizer, then three of another that takes its state."""
+    """Three steps of one optimizer, then three of another with its state."""
     weights = weights_of([100, 7, 1024], dtype, device)
     make = {"ours": AdamWTriton, "torch": torch.optim.AdamW}
     optimizer = make[first](groups_of(weights), **(options if first == "ours" else {}))
@@ -340,7 +340,7 @@ def test_a_bf16_state_of_torch_becomes_fp32(on):
 
 
 def refusal(device, name):
-    """The sentence for one thing that it cannot do."""
+    """The error message of one unsupported use."""
     weight, other = weights_of([6, 6], torch.float32, device)
     square, strided = torch.zeros(3, 4, device=device), torch.zeros(4, 3, device=device).t()
 

@@ -1,4 +1,4 @@
-"""The kernels of a decode step are PyTorch's operators, at even sizes and at odd ones."""
+"""The kernels of a decode step equal PyTorch's operators, at even sizes and at odd ones."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.float32, seed=0):
 
 
 def close(mine, truth, dtype):
-    """Within some distances of neighbouring numbers, at the size of the largest."""
+    """Assert equality within 8 ulps of the largest value."""
     assert mine.dtype == dtype and mine.shape == truth.shape
     size = truth.abs().max().item()
     assert (mine.double() - truth).abs().max() <= 8 * torch.finfo(dtype).eps * max(size, 1)
@@ -36,7 +36,7 @@ def close(mine, truth, dtype):
 
 
 def cache_of(lengths, K, D, dtype, extra=3):
-    """(keys, values, table) with blocks in shuffled order, and NaN where nobody may look."""
+    """(keys, values, table) with blocks in shuffled order, and NaN where no kernel may read."""
     blocks = [-(-length // BLOCK) for length in lengths]
     width, count = max(blocks) + 1, sum(blocks) + extra
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
@@ -76,7 +76,7 @@ def attention(q, keys, values, table, lengths):
         5,
         [
             (4, 2, 16, 1, [1, 15, 16, 17, 300], torch.float32),
-            (6, 2, 80, 3, [1, 15, 16, 17, 700], torch.bfloat16),  # of one block: empty splits
+            (6, 2, 80, 3, [1, 15, 16, 17, 700], torch.bfloat16),  # one block: some splits are empty
             (3, 1, 96, 5, [33, 127, 128, 129], torch.float16),
             (2, 2, 256, 2, [65, 1, 31], torch.bfloat16),
             (20, 1, 32, 7, [200, 513], torch.float32),
@@ -94,7 +94,7 @@ def test_attention_over_blocks_is_plain_attention(on, H, K, D, splits, lengths, 
 
 
 def apart(device):
-    """The same attention over a cache whose blocks stand apart, and two rows that are one."""
+    """Attention of two equal rows that share blocks, over a contiguous and a strided cache."""
     lengths = torch.tensor([40, 40], dtype=torch.int32, device=device)
     q = drawn(1, 4, 16).repeat(2, 1, 1).to(device)
     keys, values, table = (one.to(device) for one in cache_of([40], 2, 16, torch.float32))
@@ -158,7 +158,7 @@ def test_keys_are_turned_and_kept_where_the_table_says(on, H, K, D, dtype, whole
     close(new_keys[where], turned[:, H : H + K], dtype)
     values[where] = qkv.view(B, -1, D)[:, H + K :]
     keys[where] = new_keys[where]
-    assert torch.equal(new_keys, keys) and torch.equal(new_values, values)  # and nothing beside
+    assert torch.equal(new_keys, keys) and torch.equal(new_values, values)  # and nothing else
 
 
 # ---- between the products
@@ -189,11 +189,11 @@ def test_a_gate(on, dtype):
     gate, up = gate_up.chunk(2, dim=1)
     mine = on(through_gate, gate_up)
     torch.testing.assert_close(mine, F.silu(gate) * up)
-    if dtype == torch.bfloat16:  # rounded where PyTorch rounds
+    if dtype == torch.bfloat16:  # rounds where PyTorch does
         assert (mine == F.silu(gate) * up).float().mean() > 0.999
 
 
-# ---- whole numbers
+# ---- integers
 
 
 def product(device, name, x, *weights):
@@ -211,7 +211,7 @@ SIZES = [(1, 16, 32), (3, 70, 1030), (17, 33, 96), (64, 130, 288)]  # B, N, K
 )
 def test_8_bits_are_the_engines_to_the_last(on, B, N, K, dtype):
     x, w, bias = drawn(B, K, dtype=dtype), quantize(drawn(N, K), INT8), drawn(N, dtype=dtype)
-    x[0, 0] = 0.5 * x[0].abs().max()  # 63.5 steps: to the even one of two
+    x[0, 0] = 0.5 * x[0].abs().max()  # 63.5 steps: a tie, to even
     if B > 1:
         x[1] = 0
     for added in (None, bias):
@@ -252,12 +252,12 @@ def test_4_bits_are_the_engines_within_rounding(on, B, N, K, dtype, offset):
     truth = x.double() @ whole.dequantize()[:, offset:].double().t()
     for added, y in ((None, truth), (bias, truth + bias.double())):
         close(on(product, "int4_product", x, packed, whole.scale, offset, added), y, dtype)
-        # (it keeps the scales it is given, in its own way)
+        # (it stores the given scales in its own layout)
         close(Int4Linear(packed, whole.scale.clone(), added, False, offset)(x), y, dtype)
 
 
 def pack_groups(values):
-    """As stored: of each group of 32 columns 16 bytes."""
+    """The stored form: 16 bytes per group of 32 columns."""
     values = F.pad(values, (0, -values.shape[1] % 32))
     nibbles = (values & 15).to(torch.uint8)
     return (nibbles[:, ::2] | nibbles[:, 1::2] << 4).contiguous()
@@ -271,7 +271,7 @@ def raced(device, *given):
 
 
 def rows(count, temperature, seed=0):
-    """temperature, seeds and positions of that many rows, of which each stands elsewhere."""
+    """Temperatures, seeds and positions of `count` rows at different positions."""
     return (
         torch.full((count,), temperature),
         torch.full((count,), seed, dtype=torch.int64),
@@ -282,7 +282,7 @@ def rows(count, temperature, seed=0):
 @pytest.mark.parametrize("V, dtype", [(1, TYPES[0]), (1025, TYPES[1]), (5000, TYPES[2])], ids=str)
 def test_at_temperature_0_the_first_of_the_largest_wins(on, V, dtype):
     logits = drawn(4, V, dtype=dtype)
-    logits[1] = logits[1].round()  # many are equal
+    logits[1] = logits[1].round()  # has many ties
     logits[2] = -math.inf
     logits[3, V // 2] = math.nan
     truth = logits.masked_fill(logits.isnan(), -math.inf).float().numpy().argmax(axis=1)
@@ -310,7 +310,7 @@ def test_a_draw_depends_on_seed_and_position_alone(on):
     assert tokens[1] == tokens[5] == logits[0].argmax()
 
 
-# ---- as a GPU would execute them
+# ---- machine code for a GPU
 
 
 def memory(dtype):
@@ -321,7 +321,7 @@ def compiled(name):
     bf16, fp32, i32, i8, u8 = map(
         memory, (torch.bfloat16, torch.float32, torch.int32, torch.int8, torch.uint8)
     )
-    if name == "attention":  # 8 of 32 heads, 128 numbers a head
+    if name == "attention":  # 8 of 32 heads, 128 values per head
         return machine_code(
             decode.attention_kernel, bf16, bf16, bf16, i32, i32, fp32, fp32, 64, 2**14, 2**14, 0.1,
             GROUP=4, D=128, BLOCK=BLOCK, ROWS=4, COLUMNS=128, TILE=64, FP32=False,
@@ -337,7 +337,7 @@ def compiled(name):
     )
 
 
-# bytes of keys and values, or of weights, that a program reads in one turn of its loop
+# bytes of keys and values, or of weights, that a program reads per iteration
 @pytest.mark.parametrize(
     "name, of_a_turn", [("attention", 2 * 64 * 128 * 2), ("int8", 16 * 512), ("int4", 16 * 128)]
 )
@@ -345,5 +345,5 @@ def test_what_is_read_most_is_read_by_128_bits(name, of_a_turn):
     code = compiled(name)
     assert code.spills == 0 and code.registers <= 128
     assert code.loads[128] * code.threads * 16 >= of_a_turn
-    assert sum(code.loads.values()) - code.loads[128] < 6  # of the table, of x, of scales
-    assert re.search("HMMA|IMMA", code.assembly)  # by the tensor cores
+    assert sum(code.loads.values()) - code.loads[128] < 6  # the table, x, scales
+    assert re.search("HMMA|IMMA", code.assembly)  # on tensor cores

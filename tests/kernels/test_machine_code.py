@@ -1,5 +1,5 @@
-"""What a GPU would execute is read from the machine code: here it is compiled for GPUs that are not
-there, in processes of their own."""
+"""Machine code, compiled in separate processes for GPUs that this machine does not have, shows what
+they would execute."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_many_tensors_move_no_byte_more(kind, loads, stores, bytes_of_a_paramete
         gpu="MI250X",
     )
     assert amd.bytes_per(1024) == bytes_of_a_parameter
-    assert 10 < sum(code.scalars.values()) < 20  # of the table: the same for all threads
+    assert 10 < sum(code.scalars.values()) < 20  # from the table: the same for all threads
 
 
 def test_rms_norm_reads_and_writes_each_number_once():
@@ -92,7 +92,7 @@ def test_rows_of_a_backward_pass_are_loaded_ahead():
         )
         assert code.spills == 0 and occupancy(code).warps == 16
         stages[count] = code.assembly.count("LDGSTS.E.BYPASS.128"), code.shared
-    assert stages[1][0] == 0 and stages[3][0] == 3 * 2 * 2  # two ahead of the loop, one in it
+    assert stages[1][0] == 0 and stages[3][0] == 3 * 2 * 2  # two before the loop, one in it
     assert stages[3][1] >= 2 * 2 * 4096 * 2  # x and dy of two rows
 
 
@@ -105,7 +105,7 @@ def test_what_amd_spills_is_no_load():
     assert not code.loads.keys() - {128} and not code.stores.keys() - {128}
 
 
-# ---- a kernel of one's own
+# ---- a kernel of your own
 
 SCALE = tl.constexpr(3)
 
@@ -117,7 +117,7 @@ def scaled(x):
 
 @triton.jit
 def copy_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """Its helper and its constant stand beside it."""
+    """Uses a helper and a constant of its module."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + offsets, scaled(tl.load(x_ptr + offsets, offsets < n)), offsets < n)
 
@@ -173,15 +173,15 @@ def test_a_triton_without_a_vendor_says_so(monkeypatch):
         ("A100", 128, 32, 0, 16, 1.0, "warps"),
         ("A100", 256, 64, 0, 4, 0.5, "registers"),
         ("A100", 32, 16, 0, 32, 0.5, "blocks"),
-        ("A100", 96, 33, 0, 16, 0.75, "registers"),  # 33 · 32 are given as 1280: 51 warps, so 48
+        ("A100", 96, 33, 0, 16, 0.75, "registers"),  # 33 · 32 round up to 1280: 51 warps, so 48
         ("A100", 128, 255, 0, 2, 0.125, "registers"),
         ("A100", 128, 32, 48 * 1024, 3, 0.1875, "shared memory"),
         ("H100", 128, 32, 48 * 1024, 4, 0.25, "shared memory"),
         ("H100", 1024, 32, 0, 2, 1.0, "warps"),
-        ("MI250X", 256, 64, 0, 8, 1.0, "warps"),  # of a CU's SIMD, says LLVM's test: 64 leave 8,
-        ("MI250X", 256, 65, 0, 7, 0.875, "registers"),  # 65 to 72 leave 7 waves,
-        ("MI250X", 256, 168, 0, 3, 0.375, "registers"),  # 129 to 168 leave 3,
-        ("MI250X", 64, 512, 0, 4, 0.125, "registers"),  # 257 to 512 leave 1
+        ("MI250X", 256, 64, 0, 8, 1.0, "warps"),  # per SIMD of a CU, by LLVM's test: 64 allow 8,
+        ("MI250X", 256, 65, 0, 7, 0.875, "registers"),  # 65 to 72 allow 7 waves,
+        ("MI250X", 256, 168, 0, 3, 0.375, "registers"),  # 129 to 168 allow 3,
+        ("MI250X", 64, 512, 0, 4, 0.125, "registers"),  # 257 to 512 allow 1
         ("MI300X", 256, 32, 48 * 1024, 1, 0.125, "shared memory"),
         ("MI355X", 256, 32, 48 * 1024, 3, 0.375, "shared memory"),
     ],

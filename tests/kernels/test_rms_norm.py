@@ -1,4 +1,4 @@
-"""RMSNorm as two kernels is the model's RMSNorm, forward and backward, within rounding."""
+"""RMSNorm as two kernels equals the model's RMSNorm within rounding, forward and backward."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SHAPES = [(1, 1), (5, 100), (2, 3, 1025), (40, 8), (0, 8), (7,)]
 
 
 def drawn(shape, dtype, device="cpu"):
-    """x, weight and the gradient of the result."""
+    """x, weight and the gradient of the output."""
     generator = torch.Generator().manual_seed(sum(shape))
     sizes = (shape, shape[-1:], shape)
     return [torch.randn(size, generator=generator).to(device, dtype) for size in sizes]
@@ -27,7 +27,7 @@ def ours(device, shape, dtype, needs_x=True):
 
 
 def models(shape, dtype, given):
-    """The model's layer in `dtype`, on numbers that were drawn in the type `given`."""
+    """The model's layer in `dtype`, on values drawn in type `given`."""
     x, weight, dy = (one.to(dtype) for one in drawn(shape, given))
     layer = RMSNorm(shape[-1], eps=1e-5, dtype=dtype)
     layer.weight.data.copy_(weight)

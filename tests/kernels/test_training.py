@@ -1,4 +1,4 @@
-"""`--optimizer adamw-triton` of the trainer: AdamW's curve, and AdamW's checkpoints."""
+"""The trainer's `--optimizer adamw-triton`: AdamW's curve and checkpoints."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_run_goes_on_in_either_optimizer(on, tmp_path):
 
 
 def test_ranks_step_the_shards_that_they_have(tmp_path):
-    """Two ranks, each with its part of every parameter and of the state, and some with none."""
+    """Two ranks, each with its shard of the parameters and the state; some shards are empty."""
     metrics = tmp_path / "metrics.jsonl"
     ways = {"shard": "3", "optimizer": "adamw-triton", "metrics": metrics, "device": "cpu"}
     sizes = {"layers": 1, "hidden": 24, "heads": 2, "kv_heads": 1, "batch": 3, "seq": 16}

@@ -1,21 +1,21 @@
-"""Answers to a lab's exercises, right and wrong, and what its checks say of them.
+"""Right and wrong answers to a lab's exercises, and the verdicts of its checks.
 
-They stand in tests/labs/NN_NAME.diff, as differences from the worked answer:
+They are in tests/labs/NN_NAME.diff, as differences from the worked answer:
 
     @@ EXERCISE: MISTAKE @@ KIND @@ words that the hint must contain
     What is wrong with it.
      a line of the worked answer
-    -the next one, which goes
-    +what comes in its place
+    -the next one, which is removed
+    +its replacement
     ...
-    +lines without an old one beside them are added at the end
+    +lines of a place without old lines are added at the end
 
-What "..." divides are places; the old lines of each occur once in the worked answer. The kind of a
-right answer, written otherwise, is "right"; it has no hint. An entry ends with an empty line.
+"..." separates places; the old lines of each occur once in the worked answer. A right answer that
+is written differently has the kind "right" and no hint. An entry ends with an empty line.
 
-Each answer is judged by a process that is a fork of the ranks' forkserver, in a folder that holds
-the solution's files and the answer in place of one of them. (No pytest here: those processes import
-this file.)
+Each answer is judged by a process that is a fork of the ranks' forkserver, in a folder with the
+solution's files, one of which the answer replaces. (No pytest here: those processes import this
+file.)
 """
 
 import importlib
@@ -37,14 +37,14 @@ from utils.paths import ROOT
 from utils.private_api import share_the_parents_forkserver
 from utils.ranks.pool import start_forkserver
 
-AT_ONCE = 2  # processes that judge; each starts ranks of its own
-SECONDS = patience(120)  # for one answer, waiting for its turn not included
+AT_ONCE = 2  # judging processes; each starts its own ranks
+SECONDS = patience(120)  # per answer, without the wait for its turn
 
 
-# How an answer can be wrong: only its values; right for the tested sizes or types alone; more
-# messages, memory, or work in another half than the contract says; inputs changed; luck in place
-# of a wait; the library in disguise; what never changes between cases taken for constant; ranks in
-# step by accident; one odd rank; a part of the result; no end.
+# How an answer can be wrong: its values; right only for the tested sizes or types; more messages or
+# memory than the contract allows, or work in another half; inputs changed; luck instead of a wait;
+# the library in disguise; what is equal in all cases taken for constant; ranks in step by accident;
+# one odd rank; a part of the result; no end.
 KINDS = (
     "values", "sizes", "types", "communication", "memory", "work", "inputs", "luck", "library",
     "constants", "step", "odd", "part", "end",
@@ -54,8 +54,8 @@ RIGHT = "right"
 
 @dataclass(frozen=True)
 class Answer:
-    """kind: one of KINDS, "" or RIGHT; hint: words that the check must print, or several such,
-    " | " between them, where cases or timing decide which; source: the whole file."""
+    """kind: one of KINDS, "" or RIGHT; hint: words that the check must print, or alternatives
+    separated by " | " if cases or timing decide; source: the whole file."""
 
     exercise: str
     name: str
@@ -81,7 +81,7 @@ class Lab:
 
     @property
     def name(self) -> str:
-        """Without its number."""
+        """The folder without its number."""
         return self.folder[3:]
 
     @property
@@ -93,7 +93,7 @@ class Lab:
         return (self.solution / self.exercises[exercise][2]).read_text()
 
     def answers(self) -> list[Answer]:
-        """The answers to its exercises, right and wrong."""
+        """The right and wrong answers to its exercises."""
         text = (Path(__file__).parent / f"{self.folder}.diff").read_text()
         found = []
         for entry in re.split(r"^@@ ", text, flags=re.M)[1:]:
@@ -106,13 +106,12 @@ class Lab:
         return found
 
     def answer(self, exercise: str, name: str) -> Answer:
-        """One of them."""
         return next(one for one in self.answers() if (one.exercise, one.name) == (exercise, name))
 
 
 def edited(source: str, lines: list[str], where: str) -> str:
-    """source as an entry's lines say; ValueError if old lines do not occur once in it."""
-    while lines[0][:1] not in (" ", "+", "-"):  # what is wrong with it
+    """Apply an entry's lines to source; ValueError if old lines do not occur exactly once."""
+    while lines[0][:1] not in (" ", "+", "-"):  # the description
         lines = lines[1:]
     for place in "\n".join(lines).split("\n...\n"):
         place = [line or " " for line in place.split("\n")]
@@ -130,40 +129,40 @@ def edited(source: str, lines: list[str], where: str) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """out: what the check printed; checks: what it remembered for the progress report."""
+    """out: what the check printed; checks: what it stored for the progress report."""
 
     out: str
     checks: dict
 
 
 class Judges:
-    """Processes that judge the answers of a lab, each answer once."""
+    """Processes that judge a lab's answers, each once."""
 
     def __init__(self, lab: Lab, pool: ProcessPoolExecutor):
         self.lab, self.pool, self.begun = lab, pool, {}
 
     def begin(self, answers) -> None:
-        """Starts to judge several (exercise, source)."""
+        """Begin to judge several (exercise, source)."""
         for exercise, source in answers:
             if (exercise, source) not in self.begun:
                 self.begun[exercise, source] = self.pool.submit(judge, self.lab, exercise, source)
 
     def __call__(self, exercise: str, source: str) -> Judged:
-        """What the check says of an answer."""
+        """The check's verdict on an answer."""
         self.begin([(exercise, source)])
         return self.begun[exercise, source].result(SECONDS * (1 + len(self.begun) // AT_ONCE))
 
 
 @contextmanager
 def judges_of(lab: Lab):
-    """Judges that end with the block."""
+    """A context manager of Judges."""
     with ProcessPoolExecutor(AT_ONCE, start_forkserver(), share_the_parents_forkserver) as pool:
         yield Judges(lab, pool)
         pool.shutdown(cancel_futures=True)
 
 
 def judge(lab: Lab, exercise: str, source: str) -> Judged:
-    """In such a process: what the check says of an answer."""
+    """Runs in such a process: the check's verdict on an answer."""
     module, function, file = lab.exercises[exercise]
     module = importlib.import_module(f"labs.support.{lab.name}.{module}")
     path = list(sys.path)
@@ -174,5 +173,5 @@ def judge(lab: Lab, exercise: str, source: str) -> Judged:
         answer = Path(place) / file
         answer.write_text(source)
         check(exercise, getattr(module, function), answer, seed=zlib.crc32(answer.read_bytes()))
-        sys.path[:] = path  # without the answer's folder
+        sys.path[:] = path  # removes the answer's folder
         return Judged(printed.getvalue(), ledger.read()["checks"])

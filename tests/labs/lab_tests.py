@@ -1,15 +1,14 @@
-"""What every lab must keep to: each wrong answer is rejected for what is wrong with it, and each
-other right answer passes. (That the worked answer passes, and that a learner's copy is not started,
-the lab's own notebooks show.)
+"""The tests of every lab: each wrong answer is rejected for its fault, and each other right answer
+passes. (The lab's notebooks show that the worked answer passes and that a learner's copy is "not
+started".)
 
     LAB = Lab("01_data_parallel", {"ring": ("contracts", "ring", "ring.py")})
 
     class TestLab(LabTests):
         lab = LAB
 
-`make test` asks for one of an exercise's wrong answers, another one at each commit; `make test-all`
-for all. Those that the tests of a module will ask for are begun together: many of
-them are wrong in a way that has to wait for a time limit.
+`make test` runs one wrong answer per exercise, a different one at each commit; `make test-all` runs
+all. A module's answers are begun together, because many have to wait for a time limit.
 """
 
 import subprocess
@@ -24,8 +23,8 @@ COMMIT = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=T
 
 
 class LabTests:
-    """lab: the Lab; symptoms: words that the check of any wrong answer may print, where failing
-    ranks decide by chance which case ends first."""
+    """lab: the Lab; symptoms: words that the check of any wrong answer may print, if chance decides
+    which case fails first."""
 
     lab, symptoms = None, ()
 
@@ -36,7 +35,7 @@ class LabTests:
             yield judges
 
     def pytest_generate_tests(self, metafunc):
-        """The parameters of the tests below, which differ from lab to lab."""
+        """Parametrize the tests below with the lab's answers."""
         answers = self.lab.answers()
         now = in_turn(answers)
         values = {
@@ -53,7 +52,7 @@ class LabTests:
     def test_a_wrong_answer_is_rejected_with_its_symptom(self, judged, wrong, request):
         judged.begin((one.exercise, one.source) for one in selected(request, "wrong"))
         found = judged(wrong.exercise, wrong.source)
-        # behind what the answer itself may have printed
+        # after the answer's own output
         assert f"\n[x] {wrong.exercise}: " in f"\n{found.out}", found.out
         said = found.out.replace("\n    ", " ")
         hints = [*wrong.hint.split(" | "), *self.symptoms]
@@ -70,22 +69,22 @@ class LabTests:
     def test_another_right_answer_passes(self, judged, other, request):
         judged.begin((one.exercise, one.source) for one in selected(request, "other"))
         found = judged(other.exercise, other.source)
-        # behind what a library may have said (gRPC's loops, when one ends in a thread)
+        # after a library's output (gRPC's loops, when one ends in a thread)
         assert f"\n[ok] {other.exercise}: " in f"\n{found.out}", found.out
 
 
 def in_turn(answers: list[Answer]) -> list[Answer]:
-    """One wrong answer of each exercise, which the commit chooses."""
+    """One wrong answer per exercise, chosen by the commit."""
     wrong = [answer for answer in answers if not answer.right]
     wrong.sort(key=lambda one: zlib.crc32(COMMIT + str(one).encode()))
     return list({one.exercise: one for one in wrong}.values())
 
 
 def selected(request, name: str) -> list:
-    """The values of the parameter `name` in the tests of this module that will run."""
+    """The values of parameter `name` in this module's selected tests."""
     found = [
         item.callspec.params[name]
-        for item in request.session.items  # a notebook's cells have no module
+        for item in request.session.items  # notebook cells have no module
         if getattr(item, "module", None) is request.module
         and name in getattr(getattr(item, "callspec", None), "params", {})
     ]

@@ -1,4 +1,4 @@
-"""Lab 04: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 04: the answers that its checks must accept and reject, and its support code."""
 
 import random
 
@@ -19,7 +19,7 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_layers_are_counted_by_hand():
@@ -39,7 +39,7 @@ def test_the_layers_are_counted_by_hand():
 
 
 def test_what_recomputation_does_to_the_peak():
-    """All layers: the lowest peak. The last one: it never pays."""
+    """Recomputing all layers gives the lowest peak; recomputing the last one never pays."""
     from labs.support.activation_checkpointing.contracts import all_sets
     from labs.support.activation_checkpointing.network import Layer
 

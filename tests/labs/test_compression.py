@@ -1,4 +1,4 @@
-"""Lab 15: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 15: the answers that its checks must accept and reject, and its support code."""
 
 import torch
 
@@ -23,7 +23,7 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_nothing_is_measured_where_nothing_is_written(tmp_path):
@@ -46,7 +46,7 @@ def test_the_text_was_held_out_and_is_not_shared():
 
 
 def test_the_drawn_heads_are_those_of_tiny():
-    """But for the channel that the norm no longer lets through."""
+    """Except for the channel that the norm now blocks."""
     from labs.support.compression import drawn
 
     _, held_out = drawn.batches(0, 0, 1)

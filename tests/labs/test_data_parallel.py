@@ -1,4 +1,4 @@
-"""Lab 01: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 01: the answers that its checks must accept and reject, and its support code."""
 
 import pytest
 
@@ -41,14 +41,14 @@ def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.startswith(mark)
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_timeline():
     from labs.support.data_parallel.timeline import timeline
     from utils.course.messages import Note
 
-    def blocking(*messages):  # ("isend", other), …: each is waited for at once
+    def blocking(*messages):  # ("isend", other), …: each is waited on at once
         return [note for number, (name, other) in enumerate(messages)
                 for note in (Note(name, other, 2 * number), Note("wait", None, 2 * number))]
 

@@ -13,7 +13,7 @@ from utils.serving.server import ServerError, server_available
 from utils.workshop import labs
 
 pytestmark = [
-    pytest.mark.timeout(patience(600)),  # of the wrong answers some take all their time
+    pytest.mark.timeout(patience(600)),  # some wrong answers take all their time
     pytest.mark.skipif(server_available() is not None, reason=str(server_available())),
 ]
 
@@ -32,7 +32,7 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_nothing_is_measured_where_nothing_is_written(tmp_path):
@@ -52,7 +52,7 @@ def test_nothing_is_measured_where_nothing_is_written(tmp_path):
 def test_a_load_that_does_not_come_to_an_end_is_ended_and_the_lab_goes_on(
     monkeypatch, tmp_path
 ):
-    """Within its time limit, with one sentence; and nothing of it stays."""
+    """It ends within its time limit, with one sentence, and leaves no process."""
     blank, hangs, head = tmp_path / "blank.py", tmp_path / "hangs.py", "class TritonPythonModel:\n"
     blank.write_text(f"{head}    def execute(self, requests):\n        return []\n")
     hangs.write_text(f"{head}    def initialize(self, args):\n        while True: pass\n")

@@ -1,4 +1,4 @@
-"""Lab 13: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 13: the answers that its checks must accept and reject, and its support code."""
 
 import os
 import random
@@ -23,7 +23,7 @@ LAB = Lab(
     },
 )
 
-# Ranks that are killed, late or cut off: on a busy machine another case is the first that is wrong.
+# With ranks that are killed, late or cut off, a busy machine may fail another case first.
 SYMPTOMS = (
     "caught each time?", "did not complete within", "Which rank is furthest ahead",
     "weights and velocity of the rank that is furthest ahead", "the same bits", "two crews",
@@ -40,7 +40,7 @@ class TestLab(LabTests):
 
 def test_a_power_cut_leaves_what_was_synced(tmp_path, monkeypatch):
     for name in ("fsync", "fdatasync", "sync"):
-        monkeypatch.setattr(os, name, getattr(os, name))  # what the disk puts there will go again
+        monkeypatch.setattr(os, name, getattr(os, name))  # undoes the disk's patches
     (folder := tmp_path / "run").mkdir()
     disk = Disk(folder)
     for name in ("synced", "not"):
@@ -66,21 +66,21 @@ def test_a_power_cut_leaves_what_was_synced(tmp_path, monkeypatch):
     }
 
 
-# ── b: what the ranks are compared with ───────────────────────────────────────────────────────
+# ── b: the reference for the ranks ────────────────────────────────────────────────────────────
 
 
 def test_the_stores_socket_is_one_whose_clients_nobody_looks_up():
-    """torch asks the DNS who comes to an IPv6 socket from ::ffff:127.0.0.1, and ranks are late."""
+    """For an IPv6 socket, torch looks up ::ffff:127.0.0.1 in the DNS, which delays ranks."""
     store = store_server()
     open_sockets = psutil.Process().net_connections("tcp")
     assert {c.family for c in open_sockets if c.laddr.port == store.port} == {socket.AF_INET}
 
 
-# ── d: the expected time against failures that are simulated one by one ───────────────────────
+# ── d: the expected time against simulated failures ───────────────────────────────────────────
 
 
 def simulated(interval, every, memory, disk, restart, between, light, rounds):
-    """Time over computing, failure by failure."""
+    """Total time per unit of computing time, with each failure simulated."""
     draw, total = random.Random(7), 0.0
     for _ in range(rounds):
         done = 0

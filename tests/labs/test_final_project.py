@@ -1,5 +1,5 @@
 """Lab 18: the decisions that its checks must accept and reject. The worked decisions run in the
-lab's own notebook; what trains or serves once more is for `make test-all`."""
+lab's notebook; tests that train or serve again belong to `make test-all`."""
 
 import pytest
 

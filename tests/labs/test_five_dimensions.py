@@ -1,4 +1,4 @@
-"""Lab 10: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 10: the answers that its checks must accept and reject, and its support code."""
 
 import itertools
 from collections.abc import Callable
@@ -35,14 +35,14 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def power(number: np.ndarray) -> np.ndarray:
     return number & (number - 1) == 0
 
 
-# What a search may have tried too little of: the strategies that it would still find.
+# Incomplete searches: the strategies that each would still find.
 HABITS: dict[str, Callable[[Columns], np.ndarray]] = {
     "powers of two": lambda c: power(c.tp) & power(c.pp),
     "tp 1": lambda c: c.tp == 1,
@@ -78,7 +78,7 @@ def test_a_search_that_tries_less_is_too_slow_for_one_of_the_machines():
 
 
 def test_the_fastest_is_the_fastest_of_all():
-    """What a strategy is compared with, against every strategy, one by one."""
+    """Compares the reference with every strategy in turn."""
     case = UNSEEN[1]
     tried = [
         Strategy(dp, pp, tp, 1, v, b, case.global_batch, again, zero, split)

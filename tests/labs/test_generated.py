@@ -1,4 +1,4 @@
-"""The learner's copies of the labs are what `make labs` makes, and it makes what it should."""
+"""The learner's copies of the labs are up to date, and `make labs` makes them correctly."""
 
 import subprocess
 
@@ -26,7 +26,7 @@ COPIES = solutions(ROOT)
 )
 def test_the_stored_copy_is_what_make_labs_makes(source, target):
     there = stored(target)
-    assert there is not None, "make labs was not run"
+    assert there is not None, "run make labs"
     assert essence(there) == essence(generated(source, ROOT)), (
         f"{target.relative_to(ROOT)} is stale or edited: make labs (FORCE=1 overwrites edits)"
     )
@@ -117,7 +117,7 @@ def test_a_bad_marker_gets_one_sentence(source, complaint):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A committed lab: a script, and a notebook that runs it."""
+    """A committed lab: a script and a notebook that runs it."""
     folder = tmp_path / "labs" / "01_sum" / "solution"
     folder.mkdir(parents=True)
     (folder / "add.py").write_text(BLOCK + "\n")
@@ -145,12 +145,12 @@ def test_making_labs(repository, capsys):
     assert copy.cells[1].outputs[0].text == "[ ] not started\n"
     assert copy.cells[1].execution_count == 1
 
-    # Nothing to do: nothing is written.
+    # Up to date: nothing is written.
     before = [path.stat().st_mtime_ns for path in lab.glob("*.*")]
     assert make_labs(repository) == 0
     assert before == [path.stat().st_mtime_ns for path in lab.glob("*.*")]
 
-    # Stale, not edited: made again.
+    # Stale but not edited: generated again.
     source = lab / "solution" / "add.py"
     source.write_text(source.read_text().replace("the sum", "a plus b"))
     assert make_labs(repository) == 0

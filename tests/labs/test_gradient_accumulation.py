@@ -1,4 +1,4 @@
-"""Lab 02: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 02: the answers that its checks must accept and reject, and its support code."""
 
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
@@ -20,7 +20,7 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_micro_batches_are_as_long_as_asked():

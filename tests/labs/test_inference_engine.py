@@ -31,11 +31,11 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_prompts_leave_no_doubt():
-    """What the answers are compared with does not hang on the last digits of a logit."""
+    """The expected tokens do not depend on the last digits of a logit."""
     for number in range(3):
         before = len(streams.prompt(number))
         tokens = [*streams.prompt(number), *streams.right(number)]
@@ -61,7 +61,7 @@ def test_a_request_that_does_not_fit_harms_nobody_else():
     model = SimpleNamespace(prefill=lambda slot, tokens: 7, decode=lambda slots, last: [8])
     leader = Leader(model, alone, slots=2, positions=10)
     try:
-        leader.submit(Request([1] * 8, 3, answer))  # the third new token is not read any more
+        leader.submit(Request([1] * 8, 3, answer))  # the model does not read the third new token
         with pytest.raises(ValueError, match=r"8 tokens and 4 new ones .* 10 positions"):
             leader.submit(Request([1] * 8, 4, answer))
         until(lambda: ended)

@@ -1,4 +1,4 @@
-"""Lab 03: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 03: the answers that its checks must accept and reject, and its support code."""
 
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests

@@ -1,4 +1,4 @@
-"""Lab 08: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 08: the answers that its checks must accept and reject."""
 
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests

@@ -1,4 +1,4 @@
-"""Lab 11: what its checks must accept and reject, and that what is planted can be found."""
+"""Lab 11: the answers that its checks must accept and reject, and that its faults can be found."""
 
 import re
 
@@ -24,11 +24,11 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ---- what is planted can be found with the lesson's tools
+# ---- the lesson's tools find the faults
 
 
 def numbers_for(cause_of, causes) -> list[int]:
-    """The first number with which each of these causes is planted."""
+    """The first number that plants each of these causes."""
     found = {}
     for number in range(1, 1000):
         found.setdefault(cause_of(number), number)
@@ -37,7 +37,7 @@ def numbers_for(cause_of, causes) -> list[int]:
 
 @pytest.fixture
 def handed_out(tmp_path):
-    """A learner's folder: broken(number, name) is a program of hers."""
+    """broken(number, name): the path of a program in a learner's folder."""
 
     def broken(number, name):
         (tmp_path / "diagnosis.py").write_text(f"NUMBER = {number}\n")
@@ -48,7 +48,7 @@ def handed_out(tmp_path):
 
 
 def late(number):
-    """Late enough for a busy machine."""
+    """The cause, if the delay is long enough for a busy machine."""
     found = programs.slow(number).truth
     return found["cause"] if found["ms"] > 80 else None
 
@@ -67,7 +67,7 @@ def test_what_makes_it_slow_is_found(handed_out, number):
     assert max(made.late, key=made.late.get) == right["rank"]
     ms, name = re.findall(r"([\d.]+)  (\w+) \(machine", runs.profiled(path, right["rank"]))[0]
     assert programs.LATE[name] == right["cause"]
-    assert float(ms) / programs.STEPS > 0.98 * right["ms"]  # a sleep may last longer
+    assert float(ms) / programs.STEPS > 0.98 * right["ms"]  # a sleep may be longer
     lines = path.read_text().splitlines()
     assert [n for n, line in enumerate(lines, 1) if f".{name}(" in line] == right["line"]
     found = made.collectives().values()
@@ -99,7 +99,7 @@ def wrongs(number):
 def test_the_first_wrong_number_is_found(handed_out, number):
     one, ranks = runs.watched(handed_out(number, "wrong"))
     right = programs.wrong(number).truth
-    # where the replicas agree only one rank knows better
+    # if the replicas agree, compare with a single rank
     whole = right["cause"] in ("sum not divided", "clipped alone")
     found = first_difference(one, ranks) if whole else first_between(ranks)
     assert found.entry.step == right["step"]

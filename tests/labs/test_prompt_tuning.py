@@ -1,4 +1,4 @@
-"""Lab 14: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 14: the answers that its checks must accept and reject, and its support code."""
 
 import pytest
 
@@ -22,7 +22,7 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+# ── support code ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_nothing_is_measured_where_nothing_is_written(tmp_path):

@@ -1,4 +1,4 @@
-"""Lab 05: the answers that its checks must accept and reject, and its pieces."""
+"""Lab 05: the answers that its checks must accept and reject, and its support code."""
 
 import pytest
 
