@@ -1,4 +1,4 @@
-"""Planted faults of real ranks are named by step, layer and rank; sound runs have none."""
+"""Faults planted in real ranks are found by step, layer and rank; correct runs have none."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 def trained(model, rows=slice(None), fault=None, average=None, steps=3):
-    """The entries of three steps; `fault(step, model)` is called before each."""
+    """The watch's entries of three steps; calls `fault(step, model)` before each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     with Watch(model) as watch:
@@ -108,7 +108,7 @@ def test_a_weight_that_changes_on_one_rank(three):
 
 
 def wrong_layer(step, model):
-    """From step 2 on, one rank's norm has another epsilon: all ranks together show it."""
+    """From step 2 on, one rank's norm has a different epsilon; only all ranks together show it."""
     if step == 2 and dist.get_rank() == 1:
         model.norm.eps = 0.1
 
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_not_averaged(three):
 
 
 def test_a_buffer_that_differs(three):
-    ranks = three.run(with_ddp, None, False, batch_norm=True)  # broadcast_buffers=False
+    ranks = three.run(with_ddp, None, False, batch_norm=True)  # without broadcast_buffers
     found = divergence.first_between(ranks)
     assert (found.entry.step, found.entry.phase) == (0, "buffer")
     assert found.entry.name == "norm.running_mean"
@@ -179,7 +179,7 @@ def spoilt(step, model):
 def test_the_first_nan(three):
     ranks = three.run(with_ddp, spoilt)
     found = divergence.first_nan(ranks)
-    # the watch's hook on the norm came before the fault's: the next module is the first to show it
+    # the watch's hook on the norm runs before the fault's: the next module is the first to show it
     assert (found.entry.step, found.entry.phase, found.entry.name) == (1, "forward", "dropout")
     assert found.rank == 2 and found.entry.bad == 2
     assert str(found).endswith("rank 2: 2 of 24 values are NaN or inf")
@@ -205,7 +205,7 @@ CONFIG = GPTConfig(vocab_size=61, hidden_size=24, layers=2, heads=6, kv_heads=3)
 
 
 def gpt(tp, fault=False):
-    """The entries of two steps of a GPT in fp64, split over `tp` ranks."""
+    """The watch's entries of two steps of a GPT in fp64, split over `tp` ranks."""
     torch.manual_seed(0)
     model = GPT(CONFIG).double()
     mesh = make_mesh(tp=tp) if tp > 1 else one_rank()
@@ -243,7 +243,7 @@ def alone():
     return gpt(1)[0] if dist.get_rank() == 0 else None
 
 
-# ── the numbers themselves ────────────────────────────────────────────────────────────────────
+# ── comparing values ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int8", "bool", "complex64"])

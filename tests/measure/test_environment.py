@@ -1,4 +1,4 @@
-"""The environment check: each problem is named together with its fix, and nothing is made up."""
+"""The environment check names each problem together with its fix."""
 
 import importlib.metadata
 import socket
@@ -19,10 +19,10 @@ def test_every_check_runs_here_and_says_something():
 
 
 def test_a_problem_is_printed_with_its_fix_and_the_answer_is_no(capsys):
-    checks = (lambda: Finding("ok", "fine"), lambda: Finding("fix", "broken", "mend it"))
+    checks = (lambda: Finding("ok", "fine"), lambda: Finding("fix", "broken", "repair it"))
     assert check_environment(checks) is False
     assert capsys.readouterr().out.splitlines() == [
-        "[ok]   fine", "[fix]  broken → mend it", "1 to fix before you go on."]
+        "[ok]   fine", "[fix]  broken → repair it", "1 to fix before you go on."]
 
 
 def test_a_note_alone_does_not_stop_anyone(capsys):

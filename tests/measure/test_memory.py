@@ -1,6 +1,6 @@
-"""Memory is right to the byte: against counts by hand, against autograd, against the profiler.
+"""Memory is exact to the byte: against counts by hand, autograd and the profiler.
 
-The profiler's `[memory]` events come from the allocator itself: an independent judge of totals.
+The profiler's `[memory]` events come from the allocator itself: an independent reference.
 """
 
 import json
@@ -34,7 +34,7 @@ def small_gpt(layers=2):
 
 
 def trained_gpt():
-    """(model, x, y, optimizer, step) after one `step`, so that the optimizer has its state."""
+    """(model, x, y, optimizer, step) after one `step`, which makes the optimizer's state."""
     model, x, y = small_gpt()
     optimizer = make_optimizer(model, "adamw")
 
@@ -63,7 +63,7 @@ def test_a_small_chain_is_what_a_hand_count_says(fused):
     with Memory(model, optimizer) as memory:
         with memory.phase("forward"):
             loss = model(x).square().mean()
-        # Linear saves its input, tanh its output (the next input), the square its own input
+        # Linear saves its input, tanh its output (the next input), square its input
         saved = 7 * 10 + 7 * 20 + 7 * 5
         held = dict.fromkeys(KINDS, 0) | {"parameters": parameters * FLOAT}
         assert memory.now() == held | {"activations": (saved + 1) * FLOAT}  # and the loss itself
@@ -85,12 +85,12 @@ def test_a_small_chain_is_what_a_hand_count_says(fused):
 def test_forward_peak_of_a_chain_by_hand():
     model = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(3)])
     with Memory(model) as memory, memory.phase("forward"):
-        model(torch.ones(5, 8))  # its output dies at once
+        model(torch.ones(5, 8))  # its output is freed at once
     rows = 5 * 8 * FLOAT
-    # the input of each layer is saved; the last output is still held and nothing else
+    # the input of each layer is saved, and the last output is still held
     assert memory.phases["forward"] == dict.fromkeys(KINDS, 0) | {
         "parameters": 3 * 8 * 8 * FLOAT,
-        "temporary": 4 * rows,  # no backward pass came: looking back, none was an activation
+        "temporary": 4 * rows,  # without a backward pass, none was an activation
     }
 
 
@@ -159,7 +159,7 @@ def test_activations_are_what_autograd_saves(mode):
     saved = timing.saved_bytes(lambda: cross_entropy(model(x), y), list(model.parameters()))
     with Memory(model) as memory:
         loss = cross_entropy(model(x), y)
-        assert memory.now()["activations"] == saved + loss.nbytes  # x and y are among the saved
+        assert memory.now()["activations"] == saved + loss.nbytes  # `saved` includes x and y
 
 
 def test_under_autocast_the_copies_of_the_weights_are_activations_too():
@@ -192,10 +192,10 @@ def test_recomputed_activations_are_activations_again():
         kept[mode] = (after, max(held["activations"] for _, held in memory.timeline))
     assert kept["none"][0] == plain
     inner = bytes_of([torch.empty(3, 16, 32)])
-    rows = kept["full"][0] - 4 * inner  # besides the layers' inputs: the head's tensors
+    rows = kept["full"][0] - 4 * inner  # without the layers' inputs: the head's tensors
     one_layer = (plain - rows) / 4
     assert 0 < rows < plain / 2
-    # at the peak: the inputs of all layers, the tensors of the one that is recomputed
+    # at the peak: the inputs of all layers, and the tensors of the layer being recomputed
     assert kept["full"][1] < rows + 4 * inner + 1.1 * one_layer
     assert kept["full"][1] > one_layer
     assert kept["full"][0] < kept["selective"][0] < kept["none"][0]
@@ -205,7 +205,7 @@ def test_recomputed_activations_are_activations_again():
 
 
 def events_of_the_allocator(function, path):
-    """Bytes taken (above 0) or given back, in order, while `function()` runs."""
+    """Bytes allocated (positive) or freed, in order, while `function()` runs."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(profile_memory=True) as trace:
         function()
@@ -225,7 +225,7 @@ def test_the_peak_of_a_step_is_the_allocators(tmp_path):
         step()
     state = bytes_of(model.parameters()) + bytes_of(optimizer.named_state().values())
     ours = memory.peak_bytes - state - bytes_of([x, y])
-    assert ours <= highest <= 1.05 * ours  # workspaces inside operators: not seen, small here
+    assert ours <= highest <= 1.05 * ours  # misses operators' workspaces, small here
 
 
 def test_what_stays_after_a_forward_pass_is_the_allocators(tmp_path):
@@ -251,7 +251,7 @@ def test_the_peak_of_a_step_is_that_of_torchs_own_tracker():
     theirs = {getattr(kind, "value", kind): size for kind, size in theirs.items()}
     with Memory(model, optimizer) as memory:
         step()
-    assert memory.peak_bytes - y.nbytes == theirs["Total"]  # it knows what modules are given: x
+    assert memory.peak_bytes - y.nbytes == theirs["Total"]  # it includes the modules' input x
     kinds = {"parameters": "Parameter", "gradients": "Gradient", "optimizer": "Optstate"}
     assert {kind: memory.peak[kind] for kind in kinds} == {k: theirs[v] for k, v in kinds.items()}
     assert abs(memory.peak["activations"] - y.nbytes - theirs["Activation"]) <= 4  # the loss
@@ -261,8 +261,8 @@ def test_the_peak_of_a_step_is_that_of_torchs_own_tracker():
 
 
 def settled(memory, communication, seconds=20):
-    """What is held once the backend's threads have let go of the last messages, as they must: then
-    only so many bytes of communication are left."""
+    """The bytes held when the backend's threads have released the last messages, down to
+    `communication`."""
     deadline = time.monotonic() + patience(seconds)
     while memory.now()["communication"] > communication and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -275,7 +275,7 @@ def of_ddp(as_view):
     model, x, y = small_gpt()
     with Memory(model, device="cpu") as memory:
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=as_view)
-        for _ in range(2):  # after its first step DDP arranges its buckets anew
+        for _ in range(2):  # after its first step DDP rebuilds its buckets
             model.zero_grad()
             cross_entropy(parallel(x), y).backward()
         whole = bytes_of(model.parameters())
@@ -306,7 +306,7 @@ def of_fsdp(layers):
 
 
 def of_lone_layers():
-    """The most bytes of parameters in a step on units that have no modules inside."""
+    """The most bytes of parameters in a step on units without submodules."""
     from torch.distributed.fsdp import fully_shard
 
     layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8, bias=False) for _ in range(3)])
@@ -330,11 +330,11 @@ def test_ddp_buckets_are_communication_and_fsdp_holds_shards():
             most = max(phases["forward"]["parameters"], phases["backward"]["parameters"])
             assert whole / 2 < most <= whole / 2 + outer + 2 * one  # one layer and the next
             assert phases["backward"]["communication"] > 0
-        one = 4 * 8 * 8  # bytes of a layer: this rank's half of three, and one that is whole
+        one = 4 * 8 * 8  # bytes per layer: this rank's half of three, and a gathered one
         assert ranks.run(of_lone_layers) == [3 * one / 2 + one] * 2
 
 
-# ---- the book-keeping itself
+# ---- bookkeeping
 
 
 def test_the_timeline_ends_where_now_is_and_peaks_where_peak_is():
@@ -429,7 +429,7 @@ def test_on_cuda_the_bytes_are_the_allocators():
         optimizer.zero_grad()
         return [*after, memory.unseen()] if memory else []
 
-    step()  # workspaces of libraries are made once
+    step()  # libraries allocate their workspaces once
     with Memory(model, optimizer) as memory:
-        before = memory.unseen() - bytes_of([x, y])  # not touched yet, so not yet followed
+        before = memory.unseen() - bytes_of([x, y])  # not used yet, so not tracked
         assert step(memory) == [before] * 3

@@ -1,4 +1,4 @@
-"""The events of real ranks, against DDP's own count and a second clock."""
+"""The spans of real ranks, against DDP's own count and a second clock."""
 
 import socket
 import time
@@ -28,7 +28,7 @@ def layers(count):
 
 
 def traced(bucket_cap_mb, rows=256):
-    """One rank's spans of a DDP step, and the number of buckets that a communication hook saw."""
+    """A rank's spans of a DDP step, and the number of buckets that a communication hook counted."""
     model = DistributedDataParallel(layers(6), bucket_cap_mb=bucket_cap_mb)
     x, seen = torch.randn(rows, 256), set()
 
@@ -55,7 +55,7 @@ def test_one_all_reduce_for_each_bucket(ranks):
 
 
 def one_large_all_reduce():
-    """Spans of a 32 MB all-reduce, and the ms that a clock around the call saw."""
+    """Spans of a 32 MB all-reduce, and its ms by a clock around the call."""
     x, clock = torch.ones(8 << 20), []
 
     def step():
@@ -68,7 +68,7 @@ def one_large_all_reduce():
 
 def test_duration_agrees_with_a_second_clock(ranks):
     tries = [ranks.run(one_large_all_reduce) for _ in range(5)]
-    for of_rank in zip(*tries):  # the fastest: there the threads waited least for a core
+    for of_rank in zip(*tries):  # the fastest: its threads waited least for a core
         (span,), ms = min(of_rank, key=lambda found: found[1])
         assert 0.5 * ms < span.ms < 1.2 * ms
 

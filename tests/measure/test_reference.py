@@ -1,4 +1,4 @@
-"""What the lessons show of a stored card: the newest one, and what they have stored of it."""
+"""The lessons show the newest card's figures, and their stored outputs match."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ SHIPPED = reference.FOLDER / "nvidia_h200.json"
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """A folder with the workshop's own card, and not those that `make gpu` has measured here."""
+    """A folder with only the workshop's card, without those that `make gpu` measured here."""
     monkeypatch.setattr(reference, "FOLDER", tmp_path)
     shutil.copy(SHIPPED, tmp_path)
     return tmp_path
@@ -44,7 +44,7 @@ def test_without_a_card_there_is_nothing_to_show(shipped, capsys):
 
 
 def cells():
-    """(source, text) of the lessons' cells that show the card."""
+    """(source, output) of the lessons' cells that show a card."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text())["cells"]:
             source = "".join(cell["source"])
@@ -55,7 +55,7 @@ def cells():
 
 @pytest.mark.parametrize("source, stored", list(cells()))
 def test_lessons_have_stored_what_the_workshops_card_shows(source, stored, shipped):
-    """nbval ignores it, because a learner's own card may be the newest."""
+    """nbval ignores these outputs, because a learner's card may be newer."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(source, {})
     assert said.getvalue() == stored

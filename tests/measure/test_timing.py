@@ -1,4 +1,4 @@
-"""Counts are exact; times keep the relations that hold on any machine."""
+"""Counts are exact; times satisfy relations that hold on any machine."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ def test_seconds_of_something_short_is_more_than_nothing():
 
 def test_in_turn_calls_each_after_the_other_and_keeps_its_least(monkeypatch):
     monkeypatch.setattr(timing, "_time", lambda function, *_: function())
-    called, naps = [], {"a": [1, 9, 4], "b": [2, 6, 8]}  # the first of each is not kept
+    called, naps = [], {"a": [1, 9, 4], "b": [2, 6, 8]}  # the first of each is discarded
 
     def nap(name):
         called.append(name)
@@ -38,7 +38,7 @@ def test_a_loop_is_watched_while_it_works_and_while_it_waits():
         for item in "ab":
             time.sleep(0.02)
             yield item
-        time.sleep(0.03)  # what is left to do after the last item
+        time.sleep(0.03)  # work after the last item
 
     log, seen = [], []
     for item in timing.watched(slow(), log):
@@ -63,7 +63,7 @@ def test_seconds_refuses_zero_repeats():
 
 
 def test_a_matrix_product_has_more_flops_a_second_than_a_copy_has_numbers():
-    """A product does `size` multiplications for each number it touches: reuse is its point."""
+    """A product reuses each element in `size` multiplications."""
     numbers = min(timing.memory_bandwidth(size=2**26, repeats=1) for _ in range(3)) / 4
     assert max(timing.matmul_flops(512, repeats=1) for _ in range(5)) > numbers
 
@@ -83,7 +83,7 @@ def test_flops_count_the_backward_pass_and_attention():
     forward = timing.flops(lambda: model(tokens))
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2)
     matrices -= 0 if tiny.tie_embeddings else model.model.embed_tokens.weight.numel()
-    attention = 2 * 2 * 8 * 16 * tiny.layers  # q·k and p·v, for each token
+    attention = 2 * 2 * 8 * 16 * tiny.layers  # q·k and p·v, per token
     assert forward == 2 * 8 * (2 * matrices + attention)
     assert timing.flops(step) == 3 * forward
 

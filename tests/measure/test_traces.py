@@ -1,6 +1,6 @@
-"""Reports on a trace of real ranks, one of which is late, and on traces by hand.
+"""Reports on a trace of real ranks, one of which is late, and on handmade traces.
 
-That each planted cause of a real run is found shows lesson 11.
+Lesson 11 shows that every planted cause of a real run is found.
 """
 
 import gzip
@@ -33,10 +33,10 @@ def finding(made, kind):
 
 
 def comes_late(folder, seconds):
-    """On a rank: three steps under the profiler, after two others, to which rank 1 is late."""
+    """Runs on a rank: five steps to which rank 1 is late, the last three under the profiler."""
     with profile.tracing(folder) as profiler:
         for _ in range(5):
-            dist.barrier()  # a machine that is busy delays no rank for longer than a step
+            dist.barrier()  # so that load delays a rank by a step at most
             if dist.get_rank() == 1:
                 time.sleep(seconds)
             dist.all_reduce(torch.ones(1000))
@@ -59,7 +59,7 @@ def test_a_delay_of_d_ms_is_found_as_d(tmp_path):
     assert made.table().groupby("rank")["host"].mean()[1] == pytest.approx(made.ranks[1].host)
 
 
-# ── by hand: what the numbers must be ─────────────────────────────────────────────────────────
+# ── handmade traces ───────────────────────────────────────────────────────────────────────────
 
 
 def op(name, start, end, tid=1, cat="cpu_op", **args):
@@ -91,12 +91,12 @@ def test_on_a_cpu_the_thread_of_the_steps_counts(tmp_path):
         op("aten::linear", 14, 18),
         op("aten::addmm", 15, 17),
         op("gloo:all_reduce", 16, 22, tid=2, cat="user_annotation"),  # 16 to 18 is covered
-        op("autograd::engine::evaluate_function: MulBackward0", 21, 24),  # 21 to 22: it may wait
-        op("aten::mul", 40, 41, tid=9),  # another thread's
+        op("autograd::engine::evaluate_function: MulBackward0", 21, 24),  # 21 to 22: may be a wait
+        op("aten::mul", 40, 41, tid=9),  # on another thread
         op("c10d::recv_", 31, 32),
         op("gloo:recv", 32, 38, cat="user_annotation"),
-        op("aten::relu", 34, 35),  # before it nobody waited
-        op("aten::relu", 49, 60),  # a part of it is in the step
+        op("aten::relu", 34, 35),  # nothing waited before it
+        op("aten::relu", 49, 60),  # partly in the step
     ]
     (trace,) = traces.read(written(tmp_path / "t.json", events))
     first, second = traces.splits(trace)
@@ -116,7 +116,7 @@ def test_a_send_that_is_waited_for_later_costs_nothing(tmp_path):
     events = [
         *step_marks(0, 30),
         op("c10d::send", 0, 1),
-        op("gloo:send", 1, 29, cat="user_annotation"),  # isend, and wait() before the step ends
+        op("gloo:send", 1, 29, cat="user_annotation"),  # isend, with wait() before the step ends
         op("Sleep", 2, 10),
         op("gloo:recv", 12, 20, cat="user_annotation"),
         op("aten::mm", 22, 26),
@@ -198,8 +198,8 @@ def test_an_older_trace_calls_an_all_to_all_sendrecv(tmp_path):
 
 
 def rank_file(folder, rank, start, *, host="a", shift=0.0, base=0, world_size=3):
-    """A step with two overlapping all-reduces, to which the rank comes at `start` and 1 ms later;
-    both end when all have come, at 30 and 31."""
+    """A step with two overlapping all-reduces, which the rank enters at `start` and 1 ms later;
+    they end at 30 and 31, when all ranks have arrived."""
     events = [
         *step_marks(shift, 40 + shift),
         op("aten::mm", shift, start + shift),
@@ -218,7 +218,7 @@ def rank_file(folder, rank, start, *, host="a", shift=0.0, base=0, world_size=3)
 @pytest.mark.parametrize("clocks", ["one", "base", "hosts"])
 def test_waits_of_overlapping_collectives_count_once(tmp_path, clocks):
     for rank, start in enumerate((10, 29, 14)):
-        other = clocks == "base" and rank == 1  # the same moment, counted from another one
+        other = clocks == "base" and rank == 1  # the same time, relative to another base
         rank_file(
             tmp_path,
             rank,
@@ -228,7 +228,7 @@ def test_waits_of_overlapping_collectives_count_once(tmp_path, clocks):
             base=100_000_000 * other,
         )
     made = report(tmp_path)
-    # rank 0 waits from 10, rank 2 from 14: in the middle from 12 to 30, both collectives together
+    # rank 0 waits from 10 and rank 2 from 14, on average from 12 to 30 for both collectives
     assert made.late == pytest.approx({0: 0, 1: 18, 2: 0})
     found = finding(made, "straggler")
     assert found.rank == 1 and "its compute takes 17 ms more than theirs" in found.text
@@ -274,8 +274,8 @@ def test_ranks_come_from_the_trace_or_the_name_or_the_order(tmp_path):
     written(tmp_path / "y.json", events)
     written(tmp_path / "z.json", events, distributedInfo={"rank": 3})
     with gzip.open(tmp_path / "rank-1.json.gz", "wt") as file:
-        json.dump(events, file)  # Chrome's other form
-    (tmp_path / "config.json").write_text('{"steps": 3}')  # no trace: passed over in a folder
+        json.dump(events, file)  # Chrome's other format
+    (tmp_path / "config.json").write_text('{"steps": 3}')  # not a trace: ignored in a folder
     assert [trace.rank for trace in traces.read(tmp_path)] == [0, 1, 3, 7]
 
 

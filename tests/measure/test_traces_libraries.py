@@ -1,4 +1,4 @@
-"""The report on traces of training libraries, recorded as their users do it: transformers' Trainer
+"""The report on traces of training libraries, recorded as their users do: transformers' Trainer
 under torchrun, and DeepSpeed's engine."""
 
 import time
@@ -70,7 +70,7 @@ bare.export_chrome_trace(f"bare/{rank}.json")
 
 @pytest.mark.thorough
 def test_transformers_trainer(tmp_path):
-    """Its data come late on rank 1; with the profiler's steps, and with the optimizer's."""
+    """Data is late on rank 1; steps by the profiler's marks, then by the optimizer."""
     script = tmp_path / "train.py"
     script.write_text(TRAINER)
     launch(script, ranks=2, args=[tmp_path], timeout=patience(200))
@@ -90,7 +90,7 @@ def test_transformers_trainer(tmp_path):
 
 
 def deepspeed_steps(folder, zero_stage):
-    """On a rank: three steps of DeepSpeed's engine, for which rank 0 is late."""
+    """Runs on a rank: steps of DeepSpeed's engine to which rank 0 is late; three are recorded."""
     deepspeed = import_deepspeed(torch.device("cpu"))
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     engine, *_ = deepspeed.initialize(

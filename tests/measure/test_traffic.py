@@ -1,6 +1,7 @@
-"""Traffic counts exactly what is sent: against formulas, and against an independent judge.
+"""Traffic counts exactly what is sent: against formulas and against an independent reference.
 
-The judge is PyTorch's flight recorder, which notes every collective inside the C++ process group.
+The reference is PyTorch's flight recorder, which notes every collective inside the C++ process
+group.
 """
 
 import json
@@ -24,7 +25,7 @@ def ranks(request):
 
 
 def counted(traffic: Traffic) -> dict:
-    """{operation: (calls, payload, sent)} of one rank."""
+    """A rank's {operation: (calls, payload, sent)}."""
     return {
         op: (traffic.calls(op), traffic.payload(op), traffic.sent(op))
         for op in OPERATIONS
@@ -33,7 +34,7 @@ def counted(traffic: Traffic) -> dict:
 
 
 def recorded() -> list[tuple[str, list]]:
-    """What the flight recorder of this process has seen so far: [(operation, input sizes)]."""
+    """This process's flight recorder so far: [(operation, input sizes)]."""
     from torch._C._distributed_c10d import _dump_fr_trace_json
 
     entries = json.loads(_dump_fr_trace_json()).get("entries", [])
@@ -44,7 +45,7 @@ def recorded() -> list[tuple[str, list]]:
 
 
 def each_operation(length: int) -> dict:
-    """Run every operation once on `length` floats; returns {name: counted} of this rank."""
+    """Run every operation once on `length` floats; returns this rank's {name: counted}."""
     warnings.simplefilter("ignore", FutureWarning)  # two names changed between torch 2.11 and 2.13
     rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.ones(length)
@@ -151,11 +152,11 @@ def test_messages_are_counted_with_their_peer(ranks):
         assert {peer for op, peer in peers if op == "recv"} <= {(rank - 1) % size}
 
 
-# ── whoever starts the collective: DDP, hooks, DTensor, FSDP2 ─────────────────────────────────
+# ── collectives of DDP, hooks, DTensor and FSDP2 ──────────────────────────────────────────────
 
 
 def training_steps(kind: str) -> tuple[dict, list, list, list]:
-    """Four training steps; what Traffic counted, its events, the judge's notes, async flags."""
+    """Four training steps: Traffic's counts and events, the reference's notes, async flags."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -192,11 +193,11 @@ KINDS = ["ddp", "ddp with a hook", "ddp with powersgd", "ddp without sync", "fsd
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_missed_and_nothing_counted_twice(ranks, kind):
-    # gloo carries out a reduce-scatter as an all-reduce, and its recorder says so
+    # gloo runs a reduce-scatter as an all-reduce, and its recorder says so
     names = {"all_reduce": "reduce_scatter"} if kind == "fsdp2" else {}
     for _, events, judge, _ in ranks.run(training_steps, kind):
         assert [op for op, _ in events] == [names.get(name, name) for name, _ in judge]
-        if kind != "ddp with a hook":  # there an element is not four bytes
+        if kind != "ddp with a hook":  # whose elements are not four bytes
             reduced = ("all_reduce", "reduce_scatter")
             ours = [payload for op, payload in events if op in reduced]
             theirs = [math.prod(sizes[0]) * FLOAT for name, sizes in judge if name in reduced]
@@ -204,7 +205,7 @@ def test_nothing_is_missed_and_nothing_counted_twice(ranks, kind):
 
 
 def test_ddp_sends_each_gradient_once(ranks):
-    """Four steps: the all-reduces' payload is four times the model, half of it with fp16."""
+    """In four steps the all-reduces' payload is four times the model, half of that with fp16."""
     model = 6 * (16 * 16 + 16) * FLOAT
     for counts, _, _, asynchronous in ranks.run(training_steps, "ddp"):
         calls, payload, sent = counts["all_reduce"]
@@ -237,7 +238,7 @@ def tensor_parallel_step() -> dict:
 
 
 def test_collectives_inside_dtensor_are_counted_once(ranks):
-    """A column then a row: one all-reduce of (3, 8) floats forward, and one backward."""
+    """A column-parallel and a row-parallel layer: one all-reduce of (3, 8) floats in each pass."""
     for result in ranks.run(tensor_parallel_step):
         if ranks.size > 1:
             assert result["all_reduce"][:2] == (2, 2 * 3 * 8 * FLOAT)
@@ -257,7 +258,7 @@ def test_a_group_counts_with_its_own_size(ranks):
         assert ranks.run(subgroup) == [{"all_reduce": (1, 24, 24)}] * 2 + [{}]
 
 
-# ── the object itself ─────────────────────────────────────────────────────────────────────────
+# ── the context manager ───────────────────────────────────────────────────────────────────────
 
 
 def entered_twice() -> tuple[int, int, str, list]:

@@ -1,4 +1,4 @@
-"""Recomputation changes memory and work, and nothing else."""
+"""Recomputation changes memory and work, but nothing else."""
 
 import copy
 
@@ -28,7 +28,7 @@ def gradients(model, loss):
 
 
 def forwards(model, loss):
-    """How often each layer's MLP runs in one forward and backward pass."""
+    """The number of times each layer's MLP runs in a forward and a backward pass."""
     calls = [0] * len(model.model.layers)
 
     def count(index):
@@ -71,8 +71,8 @@ def test_full_keeps_one_input_a_layer_to_the_byte(step):
         saved[every] = timing.saved_bytes(loss, kept)
     recompute(model, "none")
     none = timing.saved_bytes(loss, kept)
-    tables = 2 * 16 * 8 * 4  # cos and sin, inputs of every layer: kept once, not at all without
-    layer = (none - saved[1] + tables) / 4  # what one layer saves besides its input
+    tables = 2 * 16 * 8 * 4  # cos and sin, inputs of every layer: saved once if recomputed
+    layer = (none - saved[1] + tables) / 4  # what a layer saves in addition to its input
     assert layer > 0
     assert none - saved[2] == 2 * layer - tables and none - saved[4] == layer - tables
 
@@ -89,7 +89,7 @@ def test_selective_recomputes_no_matrix_product(step):
         recompute(model, mode)
         flops[mode] = timing.flops(work)
     assert flops["selective"] == flops["none"]
-    # the backward pass is twice the forward; recomputing the layers is almost a third more
+    # the backward pass is twice the forward pass; recomputation adds almost a third
     assert 1.2 < flops["full"] / flops["none"] < 1.34
 
 

@@ -1,4 +1,4 @@
-"""The formats by arithmetic against torch's own types, bit by bit."""
+"""The formats, computed by arithmetic, against torch's types, bit by bit."""
 
 import math
 
@@ -16,7 +16,7 @@ def form(request):
 
 
 def numbers(form, count=20_000):
-    """Random numbers of all sizes that the format knows, zeros, and exact halves between two."""
+    """Random values of all magnitudes of the format, zero, and midpoints between neighbours."""
     generator = torch.Generator().manual_seed(0)
     low, high = math.log2(form.smallest) - 3, math.log2(form.largest)
     powers = torch.rand(count, generator=generator, dtype=torch.float64) * (high - low) + low

@@ -1,4 +1,4 @@
-"""Offloading changes where bytes are, and no number."""
+"""Offloading changes where bytes are, but no value."""
 
 import copy
 
@@ -54,7 +54,7 @@ def test_each_storage_goes_out_once_and_leaves_memory():
         with offloaded_activations(min_bytes=0) as moved:
             result = loss()
         assert moved.bytes == saved
-        # the tokens are held by the test; of the model's activations nothing is left but the loss
+        # the test holds the tokens; of the model's activations only the loss is left
         assert memory.now()["activations"] == result.nbytes + 3 * 17 * 8
         result.backward()
         del result
@@ -107,7 +107,7 @@ def test_a_change_in_place_after_saving_does_no_harm_or_is_named():
         return z.sum()
 
     (plain,) = torch.autograd.grad(function(False), x)
-    with offloaded_activations(min_bytes=0):  # a copy has gone out before the change
+    with offloaded_activations(min_bytes=0):  # copied out before the change
         result = function(True)
     assert torch.autograd.grad(result, x)[0].equal(plain)
     with offloaded_activations():  # 200 bytes stay
@@ -133,7 +133,7 @@ def test_two_graphs_and_a_second_backward_pass():
 def test_the_same_steps_as_on_the_device(together, device):
     model, loss = small_gpt(device)
     other = copy.deepcopy(model)
-    # not fused: host and device then do the same operations in the same order
+    # not fused, so that host and device run the same operations in the same order
     options = {"lr": 0.01, "weight_decay": 0.1, "foreach": False}
     plain = torch.optim.AdamW(model.parameters(), **options)
     offloaded = OffloadedOptimizer(
@@ -165,7 +165,7 @@ def test_memory_holds_nothing_of_it_but_the_step_counters():
             optimizer.zero_grad()
         assert memory.now()["optimizer"] == 4 * len(optimizer.masters)
     largest = max(master.nbytes for master in optimizer.masters)
-    # also in the first step, when the state is made: one parameter's at a time
+    # even in the first step, which makes the state: one parameter at a time
     beside = [h["optimizer"] + h["temporary"] for p, h in memory.timeline if p == "optimizer"]
     assert max(beside) <= 6 * largest + 4 * len(optimizer.masters)
 
@@ -173,7 +173,7 @@ def test_memory_holds_nothing_of_it_but_the_step_counters():
 def test_bf16_parameters_have_fp32_masters():
     weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     optimizer = OffloadedOptimizer(lambda masters: torch.optim.SGD(masters, lr=1e-3), [weight])
-    for _ in range(8):  # each step is too small for bf16, eight of them are not
+    for _ in range(8):  # one step is too small for bf16, eight are not
         weight.grad = torch.ones_like(weight)
         optimizer.step()
     assert optimizer.masters[0].item() == pytest.approx(1 - 8e-3)

@@ -1,4 +1,4 @@
-"""Copies of the weights for the passes of a step: autocast's gradients, one cast each."""
+"""Copies of the weights for the passes of a step: autocast's gradients with one cast each."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SIZES = {"hidden_size": 24, "layers": 2, "heads": 4, "kv_heads": 2, "vocab_size"
 
 
 class Casts(TorchDispatchMode):
-    """Counts what is cast from fp32 to bf16, by shape."""
+    """Records the shapes of tensors that are cast to bf16."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ def micro_batches():
 
 
 def gradients(model, inside):
-    """Of all micro-batches: {name: gradient}; the loss of each is computed in `inside`."""
+    """{name: gradient} of all micro-batches, whose forward passes run in `inside`."""
     for x, y in micro_batches():
         with inside():
             logits = model(x)

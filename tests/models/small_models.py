@@ -1,4 +1,4 @@
-"""Small models with random weights, and what a checkpoint must bring back."""
+"""Small models with random weights, and the comparison with a loaded copy."""
 
 import torch
 
@@ -6,13 +6,13 @@ from utils.models.gpt import GPT, GPTConfig
 
 
 def small(**changes):
-    """Sizes that are odd where they may be."""
+    """A config with odd sizes where possible."""
     return GPTConfig(**{"vocab_size": 61, "hidden_size": 24, "layers": 2, "heads": 4, **changes})
 
 
 def random_model(config, seed=0, dtype=torch.float32):
-    """A model none of whose parameters has its first value: a forgotten one shows, and a router has
-    something to say."""
+    """A model whose parameters all differ from their initial values, so that a forgotten one shows
+    and a router is not neutral."""
     torch.manual_seed(seed)
     model = GPT(config).to(dtype)
     with torch.no_grad():
@@ -22,8 +22,8 @@ def random_model(config, seed=0, dtype=torch.float32):
 
 
 def assert_comes_back(back, model, tokens):
-    """A model that was read is the one that was written, under the same names."""
-    # the weights to the bit; sums may round otherwise where tensors lie elsewhere in memory
+    """Assert that a model that was read equals the one that was written, with the same names."""
+    # weights to the bit; sums may round differently if tensors are elsewhere in memory
     for (name, mine), (again, other) in zip(
         model.named_parameters(), back.named_parameters(), strict=True
     ):

@@ -1,4 +1,4 @@
-"""The base model: how it is made, measured and described; and that the shipped one is as stated."""
+"""The base model is made, measured and described correctly, and the shipped one is as stated."""
 
 import json
 import math
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = corpus.embedded()[:30_000]
 
 
-# ---- 1. made
+# ---- 1. making
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model of this kind, trained for one step; what was run, by name."""
+    """A folder with a small model of this kind, trained for one step."""
     home = tmp_path_factory.mktemp("models")
     text = home / "text"
     text.write_bytes(TEXT)
@@ -69,7 +69,7 @@ def test_train_goes_on_where_it_was(made):
     rows = (made / "runs" / "tiny.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert (made / "out" / "tiny" / "README.md").read_text() == "stays"
-    with pytest.raises(ValueError, match="training ended with status 2"):  # it is at its end
+    with pytest.raises(ValueError, match="training ended with status 2"):  # already finished
         train("tiny", made / "out", str(made / "runs"), ranks=1, steps=2)
 
 
@@ -82,7 +82,7 @@ def test_wrong_names_are_refused(tmp_path, capsys):
     assert "measured.json is missing" in capsys.readouterr().err
 
 
-# ---- 2. measured
+# ---- 2. measuring
 
 
 @pytest.mark.parametrize(("count", "window", "stride"), [(50, 16, 5), (16, 16, 8), (9, 16, 4)])
@@ -95,7 +95,7 @@ def test_every_token_is_scored_once_and_with_its_context(count, window, stride):
     row, total = torch.cat((torch.zeros(1, dtype=torch.long), tokens)), 0.0
     window = min(window, count)
     starts = sorted({*range(0, count - window, stride), count - window})
-    for position in range(count):  # the first window that reaches it
+    for position in range(count):  # scored in the first window that reaches it
         start = next(start for start in starts if position < start + window)
         logits = model(row[None, start : position + 1])[:, -1:]
         total += cross_entropy(logits, row[None, position + 1 : position + 2]).item()
@@ -103,7 +103,7 @@ def test_every_token_is_scored_once_and_with_its_context(count, window, stride):
 
 
 def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
-    """The whole way from a run to a card, on a text that is short."""
+    """From a run to a card, on a short text."""
     whole = TEXT.decode()
     parts = whole[:20_000] + library_text.END, whole[20_000:26_000]
     facts = {"sha256": "0" * 64, "documents": 2, "bytes": 26_007, "python": "3.11"}
@@ -111,7 +111,7 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(library_text, "fingerprint", lambda: facts)
     monkeypatch.setattr(library_text, "held_out_modules", lambda: ["one", "two"])
     monkeypatch.setitem(measuring.SAMPLE, "max_new_tokens", 4)
-    monkeypatch.setattr(measuring, "variants", lambda folder: {})  # minutes, and a larger model
+    monkeypatch.setattr(measuring, "variants", lambda folder: {})  # takes minutes
     monkeypatch.setattr(measuring, "measure_speed", lambda model: {})
     folder = tmp_path / "models"
     for name in SIZES:
@@ -146,7 +146,7 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
     assert "library of Python 3.11, but this is Python 3.12" in capsys.readouterr().err
 
 
-# ---- 3. shipped
+# ---- 3. the shipped models
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_shipped_variants_are_as_stated(measured):
 
 
 def test_the_card_is_that_of_the_figures(tmp_path):
-    """README.md and the curve are what `card` makes of measured.json today."""
+    """README.md is what `card` makes of measured.json."""
     shipped = MODELS / "base"
     (tmp_path / "base").mkdir()
     shutil.copy(shipped / measuring.MEASURED, tmp_path / "base")

@@ -1,4 +1,4 @@
-"""The model: equal to transformers on random sizes, exact formulas, checkpoints both ways."""
+"""The model: equal to transformers at random sizes, exact formulas, checkpoints both ways."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers asks deepspeed, which is then quiet
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # silences deepspeed inside transformers
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -26,7 +26,7 @@ LLAMA3 = {
 
 
 def random_config(seed):
-    """Odd sizes of every kind, the same for the same seed."""
+    """Odd sizes of every kind, determined by the seed."""
     draw = random.Random(seed)
     qwen = seed % 4 == 3
     kv_heads = draw.choice([1, 1, 2, 3])
@@ -124,7 +124,7 @@ def test_formulas_count_what_is_there(seed):
     assert config.parameter_count() == model.parameter_count()
     tokens = torch.randint(config.vocab_size, (3, 19))
     counter = FlopCounterMode(display=False)
-    with counter, sdpa_kernel(SDPBackend.MATH):  # the fused kernel is not counted on a CPU
+    with counter, sdpa_kernel(SDPBackend.MATH):  # on a CPU the fused kernel is not counted
         cross_entropy(model(tokens), tokens).backward()
     assert counter.get_total_flops() == config.flops_per_token(19) * tokens.numel()
     assert config.flops_per_token(19, causal=True) < config.flops_per_token(19)

@@ -1,4 +1,4 @@
-"""Hugging Face folders: what is not supported or damaged is named, what is written is whole."""
+"""Hugging Face folders: unsupported or damaged ones are named, and written ones are complete."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def test_tensors_that_do_not_fit_are_named(folders):
     save_file({**tensors, "lm_head.weight": torch.zeros(61, 23)}, file)
     refused(one, r"lm_head.weight has shape \[61, 23\], but the model needs \[61, 24\]")
     save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}, file)
-    GPT.from_pretrained(one)  # older files store what follows from the config
+    GPT.from_pretrained(one)  # older files store what the config determines
 
 
 def test_damaged_files_are_named(folders):
@@ -128,7 +128,7 @@ def test_damaged_files_are_named(folders):
         file.write_bytes(damaged)
         refused(one, "model.safetensors is not a readable safetensors file")
     file.unlink()
-    os.mkfifo(file)  # reading it would wait for ever
+    os.mkfifo(file)  # reading it would block forever
     refused(one, "model.safetensors is not a readable safetensors file")
     shard = min(many.glob("model-*.safetensors")).name
     index = many / "model.safetensors.index.json"
@@ -185,7 +185,7 @@ def test_a_stop_between_the_two_renames_is_repaired(tmp_path):
     (tmp_path / "model").rename(tmp_path / ".model.old")
     assert same(GPT.from_pretrained(tmp_path / "model"), model)
     (tmp_path / ".model.partial").mkdir()
-    (tmp_path / ".model.partial" / ".tmpa1B2c3").touch()  # killed while safetensors wrote
+    (tmp_path / ".model.partial" / ".tmpa1B2c3").touch()  # killed while safetensors was writing
     model.save_pretrained(tmp_path / "model")
     assert os.listdir(tmp_path) == ["model"]
 

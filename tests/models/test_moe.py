@@ -1,4 +1,4 @@
-"""The mixture of experts on one rank: its layer, against a loop over tokens and transformers."""
+"""The mixture of experts on one rank, against a loop over tokens and transformers."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ from utils.models.gpt import GPT, GPTConfig, cross_entropy, keep_from_compiling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers asks deepspeed, which is then quiet
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # silences deepspeed inside transformers
 
 
 def small(**changes):
@@ -51,7 +51,7 @@ def assert_all_close(ours, theirs):
 
 
 def one_token_at_a_time(layer, x):
-    """What a mixture of experts is, written as its definition."""
+    """A mixture of experts by its definition."""
     rows = []
     for token in x.flatten(0, 1):
         probabilities = (layer.gate.weight @ token).softmax(dim=0)
@@ -84,7 +84,7 @@ def test_an_expert_without_tokens_gets_a_gradient_of_zeros():
     assert layer.counts[2] == 0
     assert all((p.grad == 0).all() for p in layer.experts["2"].parameters())
     layer.zero_grad()
-    layer(torch.randn(0, 4, 24, dtype=torch.float64)).sum().backward()  # no token at all
+    layer(torch.randn(0, 4, 24, dtype=torch.float64)).sum().backward()  # no tokens
     assert all((p.grad == 0).all() for p in layer.experts.parameters())
 
 
@@ -127,7 +127,7 @@ def test_equal_to_transformers_in_both_directions(tmp_path, seed):
         tmp_path / "ours",
         output_loading_info=True,
         dtype=torch.float64,
-        experts_implementation="eager",  # the others know no fp64
+        experts_implementation="eager",  # the others do not support fp64
     )
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert sum(p.numel() for p in theirs.parameters()) == ours.parameter_count()
@@ -273,7 +273,7 @@ def test_the_balance_loss_of_one_sequence_is_that_of_transformers():
     logits = torch.randn(1, 11, 5, dtype=torch.float64)
     chosen, _, probabilities = moe.choose(logits, 2)
     theirs = load_balancing_loss_func((logits[0],), num_experts=5, top_k=2)
-    # theirs adds up f_e over the k choices, and so is k times as large
+    # theirs sums f_e over the k choices, so it is k times as large
     torch.testing.assert_close(2 * moe.balance_loss(probabilities, chosen).float(), theirs)
 
 

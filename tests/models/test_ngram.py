@@ -1,4 +1,4 @@
-"""The n-gram model: against a slow one made of dictionaries, sums to one, its stored size."""
+"""The n-gram model: against a slow one made of dictionaries, sums of one, its stored size."""
 
 from collections import Counter, defaultdict
 
@@ -11,7 +11,7 @@ TOKENS = np.random.default_rng(0).zipf(1.6, 3000) % 7
 
 
 def slow(tokens, order, vocabulary, discounts):
-    """The same model by the formula, one n-gram at a time; returns p(w, history)."""
+    """The same model by its formula, one n-gram at a time; returns p(word, history)."""
     tables, table = (
         [],
         Counter(tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)),
@@ -50,7 +50,7 @@ def test_equals_the_formula_and_sums_to_one(order):
     ours = model.probabilities(held_out)
     for position, word in enumerate(held_out):
         assert ours[position] == pytest.approx(expected(word, held_out[:position]), rel=1e-12)
-    for history in ([], [3], [1, 2], [0, 0, 0], [7, 7, 7]):  # token 7 was never seen
+    for history in ([], [3], [1, 2], [0, 0, 0], [7, 7, 7]):  # token 7 never occurred
         total = sum(model.probabilities([*history, word])[-1] for word in range(8))
         assert total == pytest.approx(1.0, rel=1e-12)
 
@@ -61,12 +61,12 @@ def test_it_predicts_better_with_a_longer_history():
     tokens = np.concatenate([words[i] for i in rng.integers(0, 6, 800)])
     bits = [NGram.fit(tokens[:3000], n, 20).bits(tokens[3000:]).mean() for n in (1, 2, 3)]
     assert bits[0] > bits[1] + 0.5 > bits[2] + 0.5
-    assert bits[2] > np.log2(6) / 5  # not below what is random in it
+    assert bits[2] > np.log2(6) / 5  # not below its entropy
 
 
 def test_stored():
     model = NGram.fit(np.concatenate((TOKENS, np.zeros(400, dtype=int))), 3, 8)
-    assert model.levels[-1].counts.max() > 255  # a count that one byte does not hold
+    assert model.levels[-1].counts.max() > 255  # a count that does not fit into a byte
     again = NGram.restored(model.stored())
     assert np.array_equal(again.probabilities(TOKENS), model.probabilities(TOKENS))
 

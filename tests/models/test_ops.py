@@ -1,4 +1,4 @@
-"""The last matrix and the loss in one: PyTorch's loss and gradients, without all logits."""
+"""The last matrix and the loss in one: PyTorch's loss and gradients, without storing all logits."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from utils.models.gpt import GPT, cross_entropy
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the values of the largest tensor that was made."""
+    """Records the number of values in the largest tensor that is made."""
 
     values = 0
 

@@ -1,4 +1,4 @@
-"""The tokenizer: nothing is lost, every byte is counted, transformers reads the same ids."""
+"""The tokenizer: nothing is lost, every byte counts, transformers reads the same ids."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_a_stranger_keeps_its_own_end(tokenizer, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": named}))
         assert Tokenizer.load(tmp_path).end == end
     stranger = Tokenizer.load(tmp_path)
-    assert stranger.decode(stranger.encode(HARD[4])) == HARD[4]  # "<|end|>" is only text to it
+    assert stranger.decode(stranger.encode(HARD[4])) == HARD[4]  # to it "<|end|>" is just text
 
 
 def test_what_is_wrong_is_named(tokenizer, tmp_path):

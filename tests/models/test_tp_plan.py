@@ -1,4 +1,4 @@
-"""The table of cuts: its shapes are the model's, and the ranks' parts make up the whole."""
+"""The tensor-parallel plan: its shapes are the model's, and the shards make up the whole."""
 
 import pytest
 
