@@ -1,10 +1,10 @@
 """Would the stored outputs hold on another machine? `make test-kernels [NB=…]`, an hour and a half.
 
-Every notebook, strict against what is stored, once for each row of SETTINGS: the instruction sets
-that torch, MKL and oneDNN may use are limited to those of older processors, kernels compute with
-one thread or two, and others use the cores. A processor cannot show what it lacks, and MKL obeys
-only COMPATIBLE where the processor is not Intel's. Where a Python 3.12 is installed, its language
-reference, 6 % longer than 3.11's, is the text that models learn (utils/data/corpus.py).
+Runs every notebook strictly against its stored outputs, once per row of SETTINGS: with torch, MKL
+and oneDNN limited to the instruction sets of older processors, with one thread or two, and under
+load. A processor cannot emulate what it lacks, and on processors other than Intel's MKL obeys only
+COMPATIBLE. If Python 3.12 is installed, models also learn from its language reference, which is
+6 % longer than 3.11's (utils/data/corpus.py).
 """
 
 import os
@@ -22,7 +22,7 @@ SSE = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 AVX512 = {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 ONE, TWO = {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}
-SETTINGS = (  # (what is shown, the environment, processes that compute beside it)
+SETTINGS = (  # (what is tested, the environment, processes that compute meanwhile)
     ("all that this processor has, two threads, busy", TWO, 3),
     ("SSE, compatible MKL, one thread", SSE | {"MKL_CBWR": "COMPATIBLE"} | ONE, 0),
     ("AVX2, two threads", AVX2 | {"MKL_CBWR": "AVX2"} | TWO, 0),
@@ -31,7 +31,7 @@ SETTINGS = (  # (what is shown, the environment, processes that compute beside i
 
 
 def text_of_3_12(folder: str) -> dict[str, str]:
-    """The environment in which `pydoc_data` is that of Python 3.12; {} without one."""
+    """The environment with Python 3.12's `pydoc_data`; {} if there is no Python 3.12."""
     where = "import os, pydoc_data; print(os.path.dirname(pydoc_data.__file__))"
     try:
         found = subprocess.run(["python3.12", "-c", where], capture_output=True, text=True)
@@ -45,7 +45,7 @@ def text_of_3_12(folder: str) -> dict[str, str]:
 
 @contextmanager
 def busy(processes: int):
-    """So many processes compute meanwhile, each a core's worth."""
+    """Keep `processes` cores busy meanwhile."""
     command = [sys.executable, "-c", "while True: sum(range(10_000))"]
     others = [subprocess.Popen(command) for _ in range(processes)]
     try:
@@ -57,11 +57,11 @@ def busy(processes: int):
 
 
 def passes(words: str, paths: list[str], environment: dict[str, str], others: int = 0) -> bool:
-    """Run the notebooks in this environment; print what came of it."""
+    """Run the notebooks in this environment; prints the result."""
     slow = ["--nbval-cell-timeout=1200", "-o", "timeout=1200"]  # old kernels, busy cores
     command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider", *slow]
     begin = time.monotonic()
-    with busy(others), tempfile.TemporaryDirectory() as compiled:  # never other kernels'
+    with busy(others), tempfile.TemporaryDirectory() as compiled:  # not shared with other kernels
         done = subprocess.run(
             command + paths,
             cwd=ROOT,
@@ -83,7 +83,7 @@ def main() -> None:
         if text := text_of_3_12(folder):
             good.append(passes("the text of Python 3.12", paths, text))
         else:
-            print("the text of Python 3.12: not tried, no python3.12 was found")
+            print("the text of Python 3.12: not tried, no python3.12 found")
     sys.exit(not all(good))
 
 

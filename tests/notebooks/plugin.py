@@ -1,14 +1,14 @@
-"""Makes nbval strict safe for this workshop; pyproject.toml loads it into every pytest run.
+"""Makes strict nbval reliable for this workshop; pyproject.toml loads it into every pytest run.
 
-nbval 0.11 runs each code cell of each notebook as a test and compares what it prints with what is
-stored. This plugin puts its own classes in their place, which
+nbval 0.11 runs each code cell of each notebook as a test and compares its output with the stored
+one. This plugin replaces nbval's classes with its own, which
 
 - start the kernel as `make refresh` does: fixed set order, an empty folder for the learner's
-  progress, none of pytest's variables (with them ipykernel drops what subprocesses print);
-- run cells with history, so that `plt.plot(...);` shows as little as in JupyterLab;
-- notice a dead kernel at once, not at the time limit of the cell;
+  progress, without pytest's variables (with them ipykernel drops what subprocesses print);
+- run cells with history, so that `plt.plot(...);` shows no value, as in JupyterLab;
+- notice a dead kernel at once, not at the cell's time limit;
 - fail a cell that was stored without being run (nbval lets it pass);
-- skip the rest of a notebook after a failing cell, and say which cell that was;
+- skip the rest of a notebook after a failing cell, and name that cell;
 - end each notebook with a test that its kernel stops and leaves no process behind.
 """
 
@@ -29,7 +29,7 @@ SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
 
 
 class Kernel(RunningKernel):
-    """A kernel with its own environment, whose death is noticed within a second."""
+    """A kernel with its own environment; its death is noticed within a second."""
 
     def __init__(self, name, cwd, startup_timeout, environment, warm):
         use_warm_kernels(warm)
@@ -58,7 +58,7 @@ class Kernel(RunningKernel):
                     raise
 
     def stop(self):
-        """Kill the kernel alone: a shutdown would end its whole process group and hide the rest."""
+        """Kill only the kernel: a shutdown would also end the processes that it left behind."""
         if hasattr(self, "km"):
             self.kc.stop_channels()
             self.km.provisioner.process.kill()
@@ -70,7 +70,7 @@ class Kernel(RunningKernel):
 class Notebook(IPyNbFile):
     """A notebook, run in the surroundings that `make refresh` gives it."""
 
-    failed = None  # where a cell failed; the cells after it are skipped
+    failed = None  # the failed cell; the cells after it are skipped
     around = None
 
     def setup(self):
@@ -117,7 +117,7 @@ class Notebook(IPyNbFile):
 
 
 class Cell(IPyNbCell):
-    """A code cell; `index` is its place among all cells."""
+    """A code cell; `index` is its position among all cells."""
 
     def __init__(self, *arguments, index, **named):
         super().__init__(*arguments, **named)
@@ -152,7 +152,7 @@ class Cell(IPyNbCell):
 
 
 class NotebookEnd(pytest.Item):
-    """The test behind the last cell: the kernel stops and no process outlives it."""
+    """The test after the last cell: the kernel stops and no process outlives it."""
 
     def runtest(self):
         self.parent.kernel.stop()
@@ -171,7 +171,7 @@ class NotebookEnd(pytest.Item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path, parent):
-    """nbval's own notebooks become ours."""
+    """Collect notebooks with our class instead of nbval's."""
     collected = yield
     return [
         Notebook.from_parent(parent, path=file.path) if type(file) is IPyNbFile else file

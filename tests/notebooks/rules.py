@@ -1,6 +1,6 @@
-"""What a stored notebook must be like, beyond what nbval can see.
+"""Rules for stored notebooks, beyond what nbval can check.
 
-Each rule is a function of a notebook and its path that yields complaints, one sentence each.
+A rule is a function of a notebook and its path that yields complaints, one sentence each.
 """
 
 import ast
@@ -17,13 +17,13 @@ from utils.workshop.notebooks import METADATA, SLIDE_TYPES, answers, read, where
 
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
 MAX_LINES = 25
-# A folder of one machine; /proc and /dev are the same everywhere.
+# A path on one machine; /proc and /dev are the same everywhere.
 ABSOLUTE = re.compile(r"(?<![\w.:/~\-<*])/(?:home|root|Users|tmp|opt|usr|var|mnt|work|srv)/[\w.]")
 LINK = re.compile(r"""(!?)\[([^\]\[]*)\]\(\s*<?([^)\s>]+)[^)]*\)""")
 HTML_LINK = re.compile(r"""<(?:a|img)\b[^>]*?\b(?:href|src)\s*=\s*["']([^"']+)["']""")
 HTML_IMAGE = re.compile(r"<img\b[^>]*>")
 UNITS = "second|parameter|token|value|element|number"
-TRANSLATED = re.compile(  # what CONTRIBUTING.md, "Write", has other words for
+TRANSLATED = re.compile(  # words that CONTRIBUTING.md, "Write", replaces
     r"\b(in place of|besides|mend(?:s|ed|ing)?|whole numbers?|so many|whoever|somebody|nobody|anew|"
     rf"at the most|in per cent|(?:bytes|tokens|values|seconds) an? (?:{UNITS}))\b"
 )
@@ -44,7 +44,7 @@ def tags(cell) -> list[str]:
 
 
 def text_of(output) -> str:
-    """What a reader can read of one output."""
+    """The text of an output that a reader sees."""
     plain = output.get("data", {}).get("text/plain", "")
     return output.get("text", "") + ("" if plain.startswith("<Figure") else plain)
 
@@ -57,7 +57,7 @@ def is_figure(output) -> bool:
 
 
 def executed(notebook, path) -> Iterator[str]:
-    """Every code cell was run once, in order, from a fresh kernel."""
+    """Every code cell was run once, in order, in a fresh kernel."""
     for count, (index, cell) in enumerate(code_cells(notebook), start=1):
         if not cell.source.strip():
             yield f"{where(path, notebook, index)}: the cell is empty"
@@ -69,7 +69,7 @@ def executed(notebook, path) -> Iterator[str]:
 
 
 def errors(notebook, path) -> Iterator[str]:
-    """Errors are stored where they are announced by a tag, and nowhere else."""
+    """Errors are stored exactly where a tag announces them."""
     for index, cell in code_cells(notebook):
         raised = [o for o in cell.outputs if o.output_type == "error"]
         if raised and "raises-exception" not in tags(cell):
@@ -79,7 +79,7 @@ def errors(notebook, path) -> Iterator[str]:
 
 
 def ids(notebook, path) -> Iterator[str]:
-    """Cells have unique ids (that of a cell without one depends on its position)."""
+    """Cells have unique ids (a cell without one would get one from its position)."""
     seen = [cell.get("id") for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     for index, cell in enumerate(notebook.cells):
         if seen[index] != cell.id or seen.count(cell.id) > 1:
@@ -87,7 +87,7 @@ def ids(notebook, path) -> Iterator[str]:
 
 
 def metadata(notebook, path) -> Iterator[str]:
-    """Nothing of an editor, a run or a machine is stored: make refresh removes it."""
+    """No metadata of an editor, a run or a machine is stored: make refresh removes it."""
     if notebook.metadata != METADATA or (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
         yield f"{path.name}: metadata or format is not what make refresh stores"
     folded = answers(notebook)
@@ -120,7 +120,7 @@ def short_cells(notebook, path) -> Iterator[str]:
 
 
 def findings(notebook, path) -> Iterator[str]:
-    """A figure's finding stands in words after it: in the same output, or in the next cell."""
+    """A figure is followed by its finding in words, in the same output or in the next cell."""
     for index, cell in code_cells(notebook):
         figures = [i for i, output in enumerate(cell.outputs) if is_figure(output)]
         if not figures or any(text_of(o).strip() for o in cell.outputs[figures[-1] + 1 :]):
@@ -137,7 +137,7 @@ def findings(notebook, path) -> Iterator[str]:
 
 
 def no_local_paths(notebook, path) -> Iterator[str]:
-    """Neither sources nor outputs name a place of one machine."""
+    """Neither sources nor outputs name a path on one machine."""
     for index, cell in enumerate(notebook.cells):
         texts = [cell.source] + [text_of(output) for output in cell.get("outputs", [])]
         for output in cell.get("outputs", []):
@@ -150,7 +150,7 @@ def no_local_paths(notebook, path) -> Iterator[str]:
 
 
 def english(notebook, path) -> Iterator[str]:
-    """Texts have the field's words, not those of a translation."""
+    """Texts use the field's words, not those of a translation."""
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             text = re.sub(r"`[^`]*`", "", cell.source)
@@ -159,7 +159,7 @@ def english(notebook, path) -> Iterator[str]:
 
 
 def alt_texts(notebook, path) -> Iterator[str]:
-    """A static image says in words what it shows."""
+    """A static image has alt text."""
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             for bang, words, target in LINK.findall(cell.source):
@@ -171,7 +171,7 @@ def alt_texts(notebook, path) -> Iterator[str]:
 
 
 def links(notebook, path) -> Iterator[str]:
-    """Relative links lead to a file of the repository, and to a heading that is in it."""
+    """Relative links lead to an existing file of the repository and an existing heading."""
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             for complaint in broken_links(cell.source, path):
@@ -179,7 +179,7 @@ def links(notebook, path) -> Iterator[str]:
 
 
 def checks_pass(notebook, path) -> Iterator[str]:
-    """In a solution every check says [ok], in the learner's copy that nothing was started."""
+    """In a solution every check says [ok]; in the learner's copy, [ ] (not started)."""
     if "labs" not in path.parts:
         return
     word = "[ok]" if path.parent.name == "solution" else "[ ]"
@@ -191,7 +191,7 @@ def checks_pass(notebook, path) -> Iterator[str]:
 
 
 def names(source: str) -> tuple[set[str], set[str]]:
-    """Names that a cell binds, and those that it takes from cells before it."""
+    """The names that a cell binds, and those that it uses from earlier cells."""
     bound, taken = set(), set()
 
     def inside(code: CodeType) -> set[str]:
@@ -210,7 +210,7 @@ def names(source: str) -> tuple[set[str], set[str]]:
 
 
 def run_again(notebook, path) -> Iterator[str]:
-    """A cell can be run again: no later cell binds a name that it takes from an earlier one."""
+    """A cell can be run again: no later cell rebinds a name that it uses from an earlier one."""
     cells = []
     for index, cell in code_cells(notebook):
         magic, lines = re.match(r"(%%\w*)?(?:.*\n)?", cell.source)[1], cell.source.splitlines()
@@ -227,7 +227,7 @@ def run_again(notebook, path) -> Iterator[str]:
 
 
 def open_predictions(notebook, path) -> Iterator[str]:
-    """What a reveal shows, a number of two digits or more with its unit, is not told above its
+    """A value that a reveal shows (two digits or more, with its unit) does not appear before its
     question."""
     asked = {}
     for index, cell in code_cells(notebook):
@@ -263,7 +263,7 @@ EVERYWHERE = [
 
 
 def anatomy(notebook, path) -> Iterator[str]:
-    """A lesson says first how long it takes and on what, and ends in summary and questions."""
+    """A lesson begins with its duration and hardware, and ends with summary and questions."""
     first = notebook.cells[0]
     if first.cell_type != "markdown" or not re.match(r"# \S", first.source):
         yield f"{path.name}: the first cell is not the title"
@@ -288,7 +288,7 @@ def anatomy(notebook, path) -> Iterator[str]:
 
 
 def symbols(notebook) -> dict[str, str]:
-    """{symbol: meaning} of a lesson's tables of symbols; those of one row share its meaning."""
+    """{symbol: meaning} of a lesson's tables of symbols; the symbols of a row share its meaning."""
     found = {}
     for table in re.findall(r"(?m)^\| symbol \|.*\n\| ---.*\n((?:\|.*\n?)+)", markdown(notebook)):
         for row in table.splitlines():
@@ -299,7 +299,7 @@ def symbols(notebook) -> dict[str, str]:
 
 
 def keywords(notebook) -> dict[str, str]:
-    """{symbol: the bold word of its meaning}, in the order of the symbols of a row."""
+    """{symbol: the bold word in its meaning}, matched in the order of a row's symbols."""
     found, rows = {}, symbols(notebook)
     for meaning in dict.fromkeys(rows.values()):
         names = [name for name, words in rows.items() if words == meaning]
@@ -308,8 +308,8 @@ def keywords(notebook) -> dict[str, str]:
 
 
 def ambiguous(first, others: dict[str, dict[str, str]]) -> Iterator[str]:
-    """Symbols of lessons ({name: its symbols}) that lesson `first` has with another meaning, or
-    that two of them have and `first` has not."""
+    """Complain about symbols of lessons ({name: its symbols}) that have another meaning in lesson
+    `first`, or that two of them have and `first` does not."""
     shared, seen = keywords(first), {}
     for lesson, rows in others.items():
         for symbol, meaning in rows.items():
@@ -341,8 +341,8 @@ def jupyter_anchor(heading: str) -> str:
 def anchors(path: Path, source: Path) -> set[str]:
     """The anchors of a Markdown file or a notebook that work in a link from `source`.
 
-    In a notebook they are JupyterLab's (GitHub's view of notebooks has the same). In a Markdown
-    file they are GitHub's; a notebook's link must work in JupyterLab as well.
+    In a notebook they are JupyterLab's, which GitHub's view of notebooks shares. In a Markdown
+    file they are GitHub's; a link from a notebook must work in JupyterLab as well.
     """
     inside = path.suffix == ".ipynb"
     text = markdown(read(path)) if inside else path.read_text(encoding="utf-8")
@@ -360,7 +360,7 @@ def broken_links(text: str, path: Path) -> Iterator[str]:
     text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
     targets = [target for _, _, target in LINK.findall(text)] + HTML_LINK.findall(text)
     for target in targets:
-        if re.match(r"[a-z]+:|build/", target):  # https:, mailto:, data:, and what make makes
+        if re.match(r"[a-z]+:|build/", target):  # https:, mailto:, data:, and build outputs
             continue
         file, _, anchor = unquote(target).partition("#")
         goal = (path.parent / file).resolve() if file else path

@@ -1,4 +1,4 @@
-"""Each trap of nbval, on a notebook of a few lines: it must fail, or pass, as it should."""
+"""The pitfalls of nbval, each on a notebook of a few lines that must pass or fail."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def error(name, words):
 
 
 def notebook(*cells):
-    """A notebook as it is stored; cells are (source, outputs), (source, outputs, tags) or text."""
+    """A stored notebook; cells are (source, outputs), (source, outputs, tags) or text."""
     built, count = [], 0
     for cell in cells:
         if isinstance(cell, str):
@@ -45,9 +45,9 @@ def notebook(*cells):
 
 ENVIRONMENT = "import os\nprint(os.environ['PYTHONHASHSEED'], os.environ['KINTSUGI_HOME'] != '{}')"
 CHILD = "import subprocess, sys\nc = subprocess.Popen([sys.executable, '-c', '{}'])"
-# The process in it makes it different from what others run on this machine.
+# The process ID distinguishes it from other processes on this machine.
 SLEEPS = f"import time; time.sleep(300 + 0 * {os.getpid()})"
-LIMIT = 8  # seconds that a cell may take
+LIMIT = 8  # seconds per cell
 NOT_RUN = notebook(("print(1)", []), ("print(2)", [text("2\n")]))
 NOT_RUN.cells[0].execution_count = None
 
@@ -84,9 +84,9 @@ pytestmark = pytest.mark.timeout(600)  # the first test runs all notebooks
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """The outcome of every test of every notebook above, from one pytest run of two workers.
+    """The outcome of every test of every notebook above, from one pytest run with two workers.
 
-    Nothing of this repository's tests is selected, and yet each notebook goes to a worker whole.
+    Although no test of this repository is selected, each notebook goes to one worker.
     """
     folder = tmp_path_factory.mktemp("notebooks")
     for name, content in NOTEBOOKS.items():
@@ -113,7 +113,7 @@ def kinds(outcomes, name):
 
 def test_what_is_as_stored_passes(outcomes):
     assert set(kinds(outcomes, "equal")) == {"passed"}, outcomes["equal"]
-    # the last one: no process left
+    # and NotebookEnd
     assert len(outcomes["equal"]) == len(NOTEBOOKS["equal"].cells) + 1
 
 

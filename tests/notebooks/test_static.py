@@ -1,4 +1,4 @@
-"""Stored notebooks are executed, clean and complete (tests/notebooks/rules.py), links resolve."""
+"""Stored notebooks are executed, clean and complete (tests/notebooks/rules.py); links resolve."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ def test_the_table_of_lessons_is_complete(page):
     assert rows == [(path.name[:2], path.name) for path in LESSONS]
 
 
-# --- the rules themselves: each must see its flaw, no other must ------------------------------
+# --- the rules themselves: each must find its flaw, and no other must -------------------------
 
 FIGURE = new_output(
     "display_data", {"image/png": "AAAA", "text/plain": "<Figure size 600x300 with 1 Axes>"}
@@ -71,7 +71,7 @@ ENDING = f"## Summary\n\n## Three questions\n{ANSWER}\n{ANSWER}\n{ANSWER}\n\n## 
 
 
 def lesson():
-    """A lesson in which nothing is wrong."""
+    """A lesson without flaws."""
     cells = [
         new_markdown_cell("# Sums\n\n5 minutes · CPU; the same on a GPU", id="title"),
         new_markdown_cell("![three boxes in a row](page.md) and [a word](page.md#word)", id="b"),
@@ -85,7 +85,7 @@ def lesson():
 
 
 def bind_again(notebook):
-    """x of the first cell, used by the second, is another one in the third."""
+    """The third cell rebinds x, which the second uses from the first."""
     notebook.cells[2].source, notebook.cells[3].source = "x = 1", "f = lambda: x\nf()"
     notebook.cells.insert(5, new_code_cell("x = 2", id="g", execution_count=3))
 
@@ -96,7 +96,7 @@ REVEALED = new_output("stream", name="stdout", text=SHOWN)
 
 
 def ask_openly(notebook):
-    """The answer stands in the cell that asks; what comes after it is folded, as it should be."""
+    """The answer is in the cell that asks; the next cell is folded correctly."""
     notebook.cells[2].update(ASKED | {"outputs": [REVEALED]})
     notebook.cells[3].metadata.update(jupyter={"outputs_hidden": True})
 
@@ -140,13 +140,13 @@ FLAWS = [
 
 
 def complaints(notebook, folder):
-    """The names of the rules that complain about `notebook`, stored as a solution of a lab."""
+    """The names of the rules that complain about `notebook`, stored as a lab's solution."""
     path = folder / "labs" / "01" / "solution" / "lab.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     (path.parent / "page.md").write_text(
         '# Words\n\n### <a id="word"></a>Word\n\n### α–β (model)\n'
     )
-    path.write_text(json.dumps(notebook))  # nbformat would mend some flaws
+    path.write_text(json.dumps(notebook))  # nbformat would repair some flaws
     return {rule.__name__ for rule in [*EVERYWHERE, anatomy] if list(rule(read(path), path))}
 
 
@@ -162,7 +162,6 @@ def test_a_rule_sees_its_flaw(rule, flaw, tmp_path):
 
 
 def with_symbols(*rows):
-    """A lesson with a table of these symbols."""
     table = "| symbol | meaning |\n| --- | --- |\n" + "".join(f"| {row} |\n" for row in rows)
     return new_notebook(cells=[new_markdown_cell(f"What does it cost?\n\n{table}\n$$N$$")])
 
@@ -187,7 +186,7 @@ def test_ambiguous_symbols_are_found():
 
 
 def test_what_answers_a_prediction_is_stored_folded():
-    """Up to its reveal; in later sections the reveal alone."""
+    """The section's outputs up to its reveal; in later sections, only the reveal."""
     sources = ["1", 'predict("a", None)', "2", 'predict("b", None)', "%%ranks\n3", "4"]
     sources += ['reveal("a")', "5", 'x = 6\nreveal("b", measured=x)', "7"]
     cells = [new_code_cell(source, outputs=[SAYS]) for source in sources]

@@ -1,12 +1,11 @@
 """Kernels for the notebooks' tests that start with torch and matplotlib already imported.
 
 A kernel takes four processor seconds to start: Python, IPython, torch, matplotlib; some forty
-notebooks are tested. So each pytest process keeps one process that has imported them and nothing
-else (`main` below), and a kernel is a fork of it: what it then reads, writes and shows is what a
-kernel that was started from nothing reads, writes and shows. (The browser's tests, `make course`
-and `make refresh` start theirs from nothing, and so does a notebook that sets TRITON_INTERPRET:
-torch's compiler imports Triton, which reads that variable once.) Linux only: elsewhere kernels
-start as usual.
+notebooks are tested. So each pytest process keeps one process that has imported only these (`main`
+below), and forks kernels from it. They read, write and show what a kernel started from scratch
+does. (The browser's tests, `make course` and `make refresh` start kernels from scratch, and so do
+notebooks that set TRITON_INTERPRET: torch's compiler imports Triton, which reads that variable
+once.) Linux only: elsewhere kernels start as usual.
 """
 
 import atexit
@@ -23,11 +22,11 @@ from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvision
 
 from utils.imports import collector_at_rest
 
-# Not pyplot: it asks for the kernel's figures when it is imported. Nothing here starts a thread.
+# Without pyplot, whose import must find a running kernel. No import here starts a thread.
 IMPORTED = ["ipykernel.kernelapp", "ipykernel.ipkernel", "IPython", "numpy", "torch"]
 IMPORTED += ["torch.distributed", "torch.distributed.fsdp", "torch._dynamo", "torch.profiler"]
 IMPORTED += ["torch.utils.checkpoint", "matplotlib.figure", "matplotlib.backends.backend_agg"]
-BACKEND = "module://matplotlib_inline.backend_inline"  # matplotlib asks when it is imported
+BACKEND = "module://matplotlib_inline.backend_inline"  # read when matplotlib is imported
 _process = None
 
 
@@ -48,7 +47,7 @@ def kernels() -> subprocess.Popen:
 
 
 class WarmProvisioner(LocalProvisioner):
-    """Jupyter's way to start a kernel: here by a fork."""
+    """Jupyter's interface for starting a kernel, here by a fork."""
 
     async def launch_kernel(self, cmd, *, env, cwd=None, **_):
         arguments = cmd[cmd.index("ipykernel_launcher") :]
@@ -64,7 +63,7 @@ class WarmProvisioner(LocalProvisioner):
 
 
 class ForkedKernel:
-    """What Jupyter asks of a subprocess.Popen, for a process that is not our child."""
+    """What Jupyter needs of subprocess.Popen, for a process that is not our child."""
 
     stdin = stdout = stderr = None
 
@@ -94,7 +93,7 @@ class ForkedKernel:
 
 
 def use_warm_kernels(warm: bool = True) -> None:
-    """From now on Jupyter's managers in this process start kernels so, or, not `warm`, as usual."""
+    """Make this process's Jupyter managers start kernels this way or, if not `warm`, as usual."""
     if not hasattr(os, "pidfd_open"):
         return
     factory = KernelProvisionerFactory.instance()
@@ -110,13 +109,13 @@ def use_warm_kernels(warm: bool = True) -> None:
 
 
 def main() -> None:
-    """Reads a line for each kernel that is wanted, and answers with its process id."""
+    """Read a line per requested kernel, and answer with its process ID."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with collector_at_rest():
         for name in IMPORTED:
             importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a kernel's exit status
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a kernel's exit status is not read
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
@@ -126,7 +125,7 @@ def main() -> None:
 
 
 def become_kernel(arguments: list[str], environment: dict[str, str], folder: str | None) -> None:
-    """In a fork: what `python -m ipykernel_launcher` does, in this environment and folder."""
+    """In a fork: do what `python -m ipykernel_launcher` does, in this environment and folder."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""How a notebook becomes slides and a page of the book, on small notebooks made here."""
+"""How notebooks become slides and pages of the book, on small notebooks made here."""
 
 import hashlib
 import importlib.util
@@ -20,7 +20,7 @@ BOOK = ROOT / "docs" / "book"
 
 @pytest.fixture(scope="module")
 def slides():
-    """docs/book/slides.py, which no package holds."""
+    """docs/book/slides.py, which is not in a package."""
     spec = importlib.util.spec_from_file_location("slides_of_the_book", BOOK / "slides.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -44,7 +44,7 @@ FIGURE = {"output_type": "display_data", "data": {"image/png": "iVBORw0KGgo=\n"}
 
 
 def shown(part):
-    """The kinds of the pieces on each slide of a part; those of an extra in brackets."""
+    """The kinds of the pieces on each slide of a part; an extra's are in a list."""
 
     def kind(piece):
         return piece.kind if hasattr(piece, "kind") else [each.kind for each in piece.pieces]
@@ -293,7 +293,7 @@ def test_a_new_book_takes_the_place_of_the_old(tmp_path, monkeypatch):
 def test_an_environment_of_another_list_is_made_anew_and_an_interrupted_one_too(
     tmp_path, monkeypatch
 ):
-    """Pip is stood in for: what counts is when it is called."""
+    """With a stand-in for pip, which counts the calls."""
     calls = []
 
     class Pip:
@@ -330,7 +330,7 @@ def test_an_environment_of_another_list_is_made_anew_and_an_interrupted_one_too(
         assert json.loads((tmp_path / "book/kintsugi.json").read_text()) == book.fingerprint()
 
 
-# The files of MathJax 3.2.2 and reveal.js 5.2.1 as their authors published them.
+# Hashes of MathJax 3.2.2 and reveal.js 5.2.1 as published.
 PUBLISHED = {
     "tex-svg.js": "d4295dc33744836935c1399feece5159577b34c5c8ffb9f1c6324cd82e03a882",
     "reveal.js": "46538b52db48724192f59bf46f5e851a18e302777c46f4a34c32709d010d6a29",

@@ -1,4 +1,4 @@
-"""`make check`: its tests are there, and what they say comes out in plain words."""
+"""`make check`: its tests exist, and their results are reported in plain words."""
 
 import pytest
 

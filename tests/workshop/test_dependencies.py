@@ -1,4 +1,4 @@
-"""requirements.in, its lock requirements.txt and environment.yml are one list, everywhere."""
+"""requirements.in, its lock requirements.txt and environment.yml agree on all machines."""
 
 import importlib.metadata
 import platform
@@ -19,7 +19,7 @@ def canonical(name):
 
 
 def read(name):
-    """The requirements of a file, comments left out."""
+    """The requirements in a file, without comments."""
     lines = (line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
     return [Requirement(line) for line in lines if line]
 
@@ -75,7 +75,7 @@ def test_what_is_only_for_some_machines(package, machines):
 
 
 def test_torch_itself_pins_triton():
-    """A version of ours beside it could not be installed together with torch's CUDA build."""
+    """A different version could not be installed together with torch's CUDA build."""
     (wish,) = (line for line in read("requirements.in") if line.name == "triton")
     assert not wish.specifier
     (pin,) = (line for line in read("requirements.txt") if line.name == "triton")
@@ -95,7 +95,7 @@ def test_conda_installs_the_same_lock():
 
 def test_this_environment_is_the_lock():
     """A CPU build of torch (2.13.0+cpu) counts as torch 2.13.0. An old Linux has no pytriton, and
-    who does not want the Triton language does without."""
+    the Triton language is optional."""
     wrong, left_out = [], []
     if setup.old_libc(platform.libc_ver()[1], setup.SERVER_LIBC):
         left_out.append("nvidia-pytriton")
@@ -111,7 +111,7 @@ def test_this_environment_is_the_lock():
                 installed = "missing"
             if installed == "missing" or not pin.specifier.contains(Version(installed).public):
                 wrong.append(f"{pin} (installed: {installed})")
-    assert not wrong, f"make setup mends this: {wrong}"
+    assert not wrong, f"make setup fixes this: {wrong}"
 
 
 def test_reducing_a_lock_to_our_machines():

@@ -1,4 +1,4 @@
-"""The instructor guide: its minutes are the README's, its counts those of the stored notebooks."""
+"""The instructor guide: its minutes are the README's, its figures those of stored notebooks."""
 
 import json
 import re
@@ -17,7 +17,7 @@ PARTS = {
 }
 LESSONS = sorted(path.name[:2] for path in ROOT.glob("notebooks/[0-9]*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\d)")
-WORDS = 400  # most of a lesson's part: two minutes of reading
+WORDS = 400  # at most, per lesson: two minutes of reading
 
 
 def readme_minutes() -> dict[str, tuple[int, int]]:
@@ -28,7 +28,7 @@ def readme_minutes() -> dict[str, tuple[int, int]]:
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the rows of the first table below a heading."""
+    """The rows of the first table below a heading, as lists of cells."""
     below = GUIDE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in below.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -39,7 +39,7 @@ def numbers(text: str) -> set[str]:
 
 
 def notebook_words(lesson: str) -> str:
-    """All that a lesson and its worked lab have stored: their words, code and printed outputs."""
+    """All stored text of a lesson and its worked lab: words, code and printed outputs."""
     found = []
     paths = [*ROOT.glob(f"notebooks/{lesson}_*.ipynb")]
     for path in paths + [*ROOT.glob(f"labs/{lesson}_*/solution/lab.ipynb")]:

@@ -1,4 +1,4 @@
-"""What stands around the course: the README's numbers, the files a forge reads, `make update`."""
+"""What surrounds the course: the README's numbers, the files a forge reads, `make update`."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_the_development_container_is_the_image_of_a_seat():
 
 
 def test_make_update_brings_corrections_and_keeps_what_the_learner_wrote(tmp_path):
-    """docs/class/pull.sh does it; its own tests have the cases (tests/hub/test_kubernetes.py)."""
+    """It runs docs/class/pull.sh, whose cases are in tests/hub/test_kubernetes.py."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     mail = {f"GIT_{who}_{what}": "tests@example.org" for who in ("AUTHOR", "COMMITTER")
             for what in ("NAME", "EMAIL")}
@@ -76,7 +76,7 @@ def test_make_update_brings_corrections_and_keeps_what_the_learner_wrote(tmp_pat
 
 
 def test_comments_and_strings_read_as_english():
-    """By the patterns of the rule for notebooks; the ledger keeps names that have changed since."""
+    """Uses the patterns of the notebooks' rule; the ledger has to keep old names."""
     found = []
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
     for path in listed.stdout.split():

@@ -1,4 +1,4 @@
-"""The house: rooms that know only what stands below them, and no file that stands twice."""
+"""The structure: rooms import only from rooms below them, and no file exists twice."""
 
 import ast
 import hashlib
@@ -16,7 +16,7 @@ ROOMS = sorted(path.parent for path in ROOT.glob("utils/*/__init__.py"))
 
 
 def tracked() -> list[Path]:
-    """The files that git knows and that are there; links are not copies."""
+    """The tracked files that exist, without links."""
     names = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True).stdout
     if not names:
         pytest.skip("not a git repository")
@@ -25,7 +25,7 @@ def tracked() -> list[Path]:
 
 
 def test_no_arrow_leads_up_and_none_in_a_circle():
-    """The layers stand in pyproject.toml; `make lint` runs the same."""
+    """The layers are in pyproject.toml; `make lint` runs the same."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +37,7 @@ def test_a_room_says_what_it_is_for(room):
 
 
 def untyped(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
-    """Public functions and methods, and what is wanted to make an object, that lack a type."""
+    """Public functions, methods and constructors that lack a type."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from untyped(node.body, f"{inside}{node.name}.")
@@ -46,7 +46,7 @@ def untyped(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
         if node.name.startswith("_") and node.name not in ("__init__", "__call__"):
             continue
         if "triton.jit" in map(ast.unparse, node.decorator_list):
-            continue  # what Triton's compiler knows of a kernel's arguments comes with each launch
+            continue  # Triton's compiler takes the types of arguments from each launch
         given = node.args
         first = "self", "cls", "ctx"
         names = [one for one in (*given.posonlyargs, *given.args) if one.arg not in first]

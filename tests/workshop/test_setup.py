@@ -1,6 +1,6 @@
-"""`make setup` from nothing, interrupted, broken, offline: it mends itself or says what to do.
+"""`make setup` from scratch, interrupted, broken, offline: it repairs itself or says what to do.
 
-A workshop of three tiny packages is set up for real: a virtual environment, pip, wheels made here.
+It really sets up a workshop of three tiny packages: a virtual environment, pip, wheels made here.
 """
 
 import difflib
@@ -53,7 +53,7 @@ version = "0.1.0"
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory):
-    """A repository whose list of dependencies is torch and one small package."""
+    """A repository whose dependencies are torch and one small package."""
     root = tmp_path_factory.mktemp("setup") / "workshop"
     tools = root / "utils" / "workshop"
     tools.mkdir(parents=True)
@@ -78,7 +78,7 @@ UNWANTED = ("PIP_", "MAKE", "MFLAGS")  # the user's pip, and the make that runs 
 
 
 def environment(root, **more):
-    """No index but the folder of wheels, and no way to PyTorch's own index."""
+    """An environment with the folder of wheels as the only index."""
     mine = {name: text for name, text in os.environ.items() if not name.startswith(UNWANTED)}
     nowhere = "http://127.0.0.1:9"
     mine |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1"}
@@ -109,7 +109,7 @@ def test_an_interrupted_setup_goes_on_and_a_second_does_nothing(workshop):
     first = subprocess.Popen(
         [sys._base_executable, "utils/workshop/setup.py"],
         cwd=workshop,
-        env=environment(workshop, SLOW=str(patience(5))),  # it is not done before the signal comes
+        env=environment(workshop, SLOW=str(patience(5))),  # not done before the signal
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -132,7 +132,7 @@ def test_an_interrupted_setup_goes_on_and_a_second_does_nothing(workshop):
     assert third.stdout.read() == b"The workshop is set up. Next: make lab\n"
     _, third.returncode, used = os.wait4(third.pid, 0)
     assert third.returncode == 0
-    # About 0.15 s of a processor: other than wall time, this does not grow with others' work.
+    # About 0.15 s of processor time, which, unlike wall time, hardly depends on the load.
     assert used.ru_utime + used.ru_stime < 0.5
 
 
@@ -152,7 +152,7 @@ def test_the_triton_language_is_left_out_until_it_is_wanted(workshop):
 
     assert "TRITON=maybe is unknown" in make_setup(workshop, TRITON="maybe").stderr
     (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\ntriton==1.0\n")
-    for words in ({"TRITON": "no"}, {}):  # what was said holds on
+    for words in ({"TRITON": "no"}, {}):  # the choice is remembered
         done = make_setup(workshop, **words)
         assert done.returncode == 0 and installed() == "False", done.stderr
     assert done.stdout == "The workshop is set up. Next: make lab\n"
@@ -243,7 +243,7 @@ def test_an_unknown_torch_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     "version, kind",
-    [("90010", "rocm"), ("90402", "rocm"), ("110501", "cpu")],  # an MI250X, an MI300X, a laptop
+    [("90010", "rocm"), ("90402", "rocm"), ("110501", "cpu")],  # MI250X, MI300X, a laptop
 )
 def test_an_instinct_gpu_gets_rocm(tmp_path, monkeypatch, capsys, version, kind):
     for node, target in enumerate(("0", version)):  # node 0 is the CPU
@@ -251,7 +251,7 @@ def test_an_instinct_gpu_gets_rocm(tmp_path, monkeypatch, capsys, version, kind)
         (tmp_path / str(node) / "properties").write_text(
             f"simd_count 440\ngfx_target_version {target}\nvendor_id 4098\n"
         )
-    (tmp_path / "2" / "properties").mkdir(parents=True)  # of a GPU that a container may not see
+    (tmp_path / "2" / "properties").mkdir(parents=True)  # a GPU that is hidden from a container
     monkeypatch.setattr(setup, "KFD", f"{tmp_path}/*/properties")
     monkeypatch.setattr(setup, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(setup.platform, "system", lambda: "Linux")
@@ -291,7 +291,7 @@ def test_the_page_on_amd_shows_what_hipify_makes(tmp_path):
     assert [line for line in changes if not line.startswith("@@")] == shown.splitlines()
 
 
-# --- which Python ---------------------------------------------------------------------------------
+# --- the choice of Python -------------------------------------------------------------------------
 
 
 def find_python(folder, pythons, **more):
@@ -318,7 +318,7 @@ def find_python(folder, pythons, **more):
         ({"python3.11": (3, 11), "python3.12": (3, 12)}, "python3.11"),
         ({"python3.11": None, "python3.12": (3, 12)}, "python3.12"),  # a shim that fails
         ({"python3.12": None, "python3": (3, 11)}, "python3"),
-        ({"python3": (3, 13)}, "python3"),  # set-up says what is wrong with it
+        ({"python3": (3, 13)}, "python3"),  # set-up says what is wrong
         ({"python": (3, 12)}, "python"),
     ],
 )

@@ -24,7 +24,7 @@ from utils.workshop.notebooks import METADATA, every_notebook, heading_above, re
 
 
 def write(path, *sources, **metadata):
-    """A notebook as an author leaves it: no outputs, some editor's metadata."""
+    """Write a notebook as an author leaves it: no outputs, an editor's metadata."""
     cells = [new_code_cell(source, metadata={"editable": True}) for source in sources]
     cells.insert(0, new_markdown_cell("# Title\n\n## Part one"))
     for index, cell in enumerate(cells):
@@ -53,7 +53,7 @@ def test_refresh_stores_the_same_bytes_twice(tmp_path):
         "'0' == os.environ['PYTHONHASHSEED'], os.getcwd() == os.path.dirname(os.path.abspath('x'))",
     )
     content = json.loads(path.read_text())
-    del content["cells"][1]["id"]  # gets one from its place
+    del content["cells"][1]["id"]  # refresh makes one from the position
     content["cells"][5]["metadata"]["tags"] = ["raises-exception", "hide-input"]
     content["cells"][6]["metadata"]["tags"] = ["nbval-ignore-output"]
     path.write_text(json.dumps(content))
@@ -63,7 +63,7 @@ def test_refresh_stores_the_same_bytes_twice(tmp_path):
     assert refresh(path) == ""
     second = json.loads(path.read_text())
     clock, again = first["cells"][6].pop("outputs"), second["cells"][6].pop("outputs")
-    assert clock != again  # an ignored cell takes its new output
+    assert clock != again  # an ignored cell gets its new output
     assert first == second
 
     assert first["metadata"] == METADATA
@@ -209,7 +209,7 @@ def test_an_impossible_port_is_named(port):
 
 
 def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c():
-    port = free_port()  # none that another process gets by chance before the server is up
+    port = free_port()  # no other process gets this port by chance
     server = subprocess.Popen(
         [sys.executable, "-m", "utils.workshop.lab", "--port", str(port)],
         cwd=ROOT,
@@ -236,5 +236,5 @@ def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c():
     server.send_signal(signal.SIGINT)
     assert "Stopping JupyterLab" in server.stdout.read()
     assert server.wait(20) == 0
-    lab.check_port(port)  # nothing listens there any more
-    assert not lab.LOG.is_relative_to(sys.prefix)  # which several clones may share
+    lab.check_port(port)  # no longer in use
+    assert not lab.LOG.is_relative_to(sys.prefix)  # several clones may share sys.prefix
