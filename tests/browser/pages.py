@@ -19,7 +19,7 @@ OWN = ("file:", "data:", "blob:", "about:")
 
 
 def needs_chromium() -> None:
-    """Skip the calling module where there is no Chromium, except on CI."""
+    """Skip the calling module if there is no Chromium, except on CI."""
     if not find_chromium() and not os.environ.get("CI"):
         reason = "no Chromium was found: apt-get install chromium, or CHROMIUM=/path"
         pytest.skip(reason, allow_module_level=True)

@@ -241,7 +241,7 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         page.screenshot(path=ARTIFACTS / "class-dark-phone.png")
 
         for learner in learners:
-            learner.process.send_signal(signal.SIGINT)  # Ctrl-C
+            learner.process.send_signal(signal.SIGINT)
         for learner in learners:
             learner.end()
         assert errors == []

@@ -25,7 +25,7 @@ ARTIFACTS = ROOT / "tests" / "artifacts"
 WAIT = 1000 * patience(120)  # ms; three seats open at once
 LESSON = "notebooks/01_data_parallel.ipynb"
 TALK = "dist.all_reduce(x)"  # in the cell after which the ranks have communicated
-NAMES = ("ada", "bob-" + 27 * "2", "cleo")  # the longest name that the hub accepts
+NAMES = ("ada", "bob-" + 27 * "2", "cleo")  # one with the greatest length allowed
 SETTINGS = 'c.Seat.args = ["--LabApp.expose_app_in_browser=True"]\n'  # for the tests' commands
 
 # Runs code in the open notebook's kernel and returns what it prints.
@@ -230,7 +230,7 @@ def test_three_learners_start_ranks_at_the_same_time(learners):
     before = int(ada.tell(count))
     for other in others:
         other.tell("ranks.close()")
-    assert int(ada.tell(count)) == before  # four fewer: her own
+    assert int(ada.tell(count)) == before  # she sees only her own
     ada.tell("ranks.close()")
     assert int(ada.tell(count)) <= before - 4
 
@@ -274,7 +274,7 @@ def test_limits_hold_and_reach_nobody_else(learners):
     assert ada.tell(seen) == "1.5 3"  # the limits of the seat, not of the machine
     assert ada.tell(TAKE.format(gib=1)) == "0"
     assert ada.tell(TAKE.format(gib=4)) == "-9"  # killed by Linux …
-    assert ada.tell("print(6 * 7)") == bob.tell("print(6 * 7)") == "42"  # … and nothing else is
+    assert ada.tell("print(6 * 7)") == bob.tell("print(6 * 7)") == "42"  # … and nothing else
     assert int(ada.tell(MANY)) < 400
 
 

@@ -1,4 +1,4 @@
-"""A board as `make class` runs it, a hand-made learner, and what the instructor's page receives."""
+"""A board as `make class` runs it, a scripted learner, and what the instructor's page receives."""
 
 import contextlib
 import http.client
@@ -60,7 +60,7 @@ class RunningBoard:
         return code
 
     def ask(self, method, route, content=None, *, token=None, cookie=None, **headers):
-        """Returns (status, the decoded JSON or the text, headers)."""
+        """Send a request; returns (status, decoded JSON or text, headers)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience(10))
         if token:
             headers["Authorization"] = f"Bearer {token}"

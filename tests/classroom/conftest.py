@@ -1,4 +1,4 @@
-"""Fixtures for the tests of a class."""
+"""The fixture for the tests of a class."""
 
 import pytest
 

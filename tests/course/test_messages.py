@@ -17,7 +17,7 @@ def two():
 
 
 def exchange(waits):
-    """Returns (whether the received tensor is freed, the number of messages never waited on)."""
+    """Swap a message; returns (whether the received one is freed, the number never waited on)."""
     other = 1 - dist.get_rank()
     with noted() as notes:
         coming = torch.empty(3)

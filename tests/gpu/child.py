@@ -23,7 +23,7 @@ def sentence(error: BaseException) -> str:
 
 
 def missing(error: BaseException) -> str:
-    """"psutil is not installed", where that package is why; '' where it is one of our own files."""
+    """"psutil is not installed", if that is the cause; '' if the missing module is one of ours."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return f"{name} is not installed" if name and name not in ("tests", "utils") else ""
 

@@ -22,7 +22,6 @@ def driver() -> str:
 
 
 def device(rehearse: bool) -> torch.device:
-    """The device of a part."""
     return torch.device("cpu" if rehearse else "cuda")
 
 

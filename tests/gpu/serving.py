@@ -38,7 +38,7 @@ def tokens(version, prompts: list, where: str) -> list:
 
 
 def equal(version, prompts: list, where: str, truth: list) -> dict:
-    """Raises ValueError if an answer differs from the CPU's."""
+    """The number of answers and tokens; raises ValueError if an answer differs from the CPU's."""
     mine = tokens(version, prompts, where)
     wrong = sum(one != other for one, other in zip(mine, truth))
     if wrong:

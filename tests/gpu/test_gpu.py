@@ -118,7 +118,7 @@ def test_a_part_that_lacks_a_package_is_skipped_and_earlier_figures_stay(tmp_pat
 
 
 def test_scripts_kernels_and_the_engine_need_nothing_that_a_bare_gpu_machine_lacks():
-    """Tries all imports and an export without the packages of notebooks and of Triton's client."""
+    """Try all imports and an export without the packages of notebooks and of Triton's client."""
     code = f"""
 import importlib, sys, tempfile
 class Away:

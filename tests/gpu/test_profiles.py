@@ -1,4 +1,4 @@
-"""How `make gpu` evaluates records that only a GPU produces, on made-up records of that form."""
+"""How `make gpu` evaluates records that only a GPU produces, on synthetic ones."""
 
 from tests.gpu.profiles import at_peak, counted, samples_beside
 from utils.paths import ROOT

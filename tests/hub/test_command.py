@@ -1,4 +1,4 @@
-"""`make hub` with a hand-made learner: seats start, end, are culled and end with the hub; and the
+"""`make hub` with a scripted learner: seats start, end, are culled and end with the hub; and the
 messages when it cannot start."""
 
 import os

@@ -122,8 +122,7 @@ def made(tmp_path_factory):
 
 
 def wrong(value, kind: str, where: str):
-    """Yield a line for everything in `value` (JSON) that Kubernetes' API does not allow in
-    `kind`."""
+    """Yield a line for everything in `value` (JSON) that Kubernetes does not allow in `kind`."""
     plain = {"str": str, "int": int, "bool": bool, "object": object}
     if inner := re.fullmatch(r"(?:list\[|dict\(str, )(.+)[\])]", kind):
         items = value.items() if isinstance(value, dict) else enumerate(value)

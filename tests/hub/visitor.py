@@ -30,7 +30,7 @@ class Visitor:
         return self.session.request(method, url, headers=headers, timeout=limit, **more)
 
     def lab(self, path, **more):
-        """JupyterLab's answer."""
+        """JupyterLab's answer to a request."""
         method, url = "POST" if more else "GET", f"{self.address}/user/{self.name}/{path}"
         return requests.request(method, url, headers=self.key, timeout=patience(60), **more)
 
@@ -68,7 +68,6 @@ class Visitor:
         until(ready, 60)
 
     def stop(self):
-        """Stop the seat."""
         assert self.hub("DELETE", f"api/users/{self.name}/server").ok
         until(lambda: not self.server())
 

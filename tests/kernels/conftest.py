@@ -12,8 +12,8 @@ from tests.patience import patience
 
 @pytest.fixture(scope="package")
 def interpreter():
-    """Calls a function of a test's module in a process whose kernels are interpreted. The
-    environment at Triton's import decides that, and this process may have imported it already."""
+    """Call a test module's function in a process whose kernels are interpreted: the environment at
+    Triton's import decides that, and this process may have imported it already."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_answer, args=(there,), daemon=True)

@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.float32, seed=0):
 
 
 def close(mine, truth, dtype):
-    """Assert equality within 8 ulps of the largest value."""
+    """Assert equality within 8 machine epsilons of the largest value or 1."""
     assert mine.dtype == dtype and mine.shape == truth.shape
     size = truth.abs().max().item()
     assert (mine.double() - truth).abs().max() <= 8 * torch.finfo(dtype).eps * max(size, 1)

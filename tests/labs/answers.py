@@ -155,14 +155,14 @@ class Judges:
 
 @contextmanager
 def judges_of(lab: Lab):
-    """A context manager of Judges."""
+    """A context manager that yields Judges."""
     with ProcessPoolExecutor(AT_ONCE, start_forkserver(), share_the_parents_forkserver) as pool:
         yield Judges(lab, pool)
         pool.shutdown(cancel_futures=True)
 
 
 def judge(lab: Lab, exercise: str, source: str) -> Judged:
-    """Runs in such a process: the check's verdict on an answer."""
+    """In such a process: the check's verdict on an answer."""
     module, function, file = lab.exercises[exercise]
     module = importlib.import_module(f"labs.support.{lab.name}.{module}")
     path = list(sys.path)

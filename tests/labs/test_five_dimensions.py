@@ -78,7 +78,6 @@ def test_a_search_that_tries_less_is_too_slow_for_one_of_the_machines():
 
 
 def test_the_fastest_is_the_fastest_of_all():
-    """Compares the reference with every strategy in turn."""
     case = UNSEEN[1]
     tried = [
         Strategy(dp, pp, tp, 1, v, b, case.global_batch, again, zero, split)

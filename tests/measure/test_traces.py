@@ -1,4 +1,4 @@
-"""Reports on a trace of real ranks, one of which is late, and on handmade traces.
+"""Reports on a trace of real ranks, one of which is late, and on synthetic traces.
 
 Lesson 11 shows that every planted cause of a real run is found.
 """
@@ -59,7 +59,7 @@ def test_a_delay_of_d_ms_is_found_as_d(tmp_path):
     assert made.table().groupby("rank")["host"].mean()[1] == pytest.approx(made.ranks[1].host)
 
 
-# ── handmade traces ───────────────────────────────────────────────────────────────────────────
+# ── synthetic traces ──────────────────────────────────────────────────────────────────────────
 
 
 def op(name, start, end, tid=1, cat="cpu_op", **args):

@@ -62,7 +62,7 @@ activities = [ProfilerActivity.CPU]
 with profile(activities=activities, schedule=schedule(wait=0, warmup=2, active=2, repeat=1),
              on_trace_ready=export, record_shapes=True) as profiler:
     trainer(Steps()).train()
-with profile(activities=activities) as bare:  # nobody calls step()
+with profile(activities=activities) as bare:  # without step()
     trainer().train()
 bare.export_chrome_trace(f"bare/{rank}.json")
 """

@@ -22,7 +22,7 @@ def random_model(config, seed=0, dtype=torch.float32):
 
 
 def assert_comes_back(back, model, tokens):
-    """Assert that a model that was read equals the one that was written, with the same names."""
+    """Assert that a model read from disk equals the one written, including the names."""
     # weights to the bit; sums may round differently if tensors are elsewhere in memory
     for (name, mine), (again, other) in zip(
         model.named_parameters(), back.named_parameters(), strict=True

@@ -84,7 +84,7 @@ def test_an_expert_without_tokens_gets_a_gradient_of_zeros():
     assert layer.counts[2] == 0
     assert all((p.grad == 0).all() for p in layer.experts["2"].parameters())
     layer.zero_grad()
-    layer(torch.randn(0, 4, 24, dtype=torch.float64)).sum().backward()  # no tokens
+    layer(torch.randn(0, 4, 24, dtype=torch.float64)).sum().backward()
     assert all((p.grad == 0).all() for p in layer.experts.parameters())
 
 

@@ -1,4 +1,4 @@
-"""The n-gram model: against a slow one made of dictionaries, sums of one, its stored size."""
+"""The n-gram model: equal to a slow one made of dictionaries, normalized, and its stored form."""
 
 from collections import Counter, defaultdict
 

@@ -1,9 +1,9 @@
-"""Would the stored outputs hold on another machine? `make test-kernels [NB=…]`, an hour and a half.
+"""Do the stored outputs hold on other machines? `make test-kernels [NB=…]`, an hour and a half.
 
 Runs every notebook strictly against its stored outputs, once per row of SETTINGS: with torch, MKL
 and oneDNN limited to the instruction sets of older processors, with one thread or two, and under
-load. A processor cannot emulate what it lacks, and on processors other than Intel's MKL obeys only
-COMPATIBLE. If Python 3.12 is installed, models also learn from its language reference, which is
+load. A processor cannot emulate what it lacks, and MKL obeys only COMPATIBLE on processors not from
+Intel. If Python 3.12 is installed, models also learn from its language reference, which is
 6 % longer than 3.11's (utils/data/corpus.py).
 """
 
@@ -83,7 +83,7 @@ def main() -> None:
         if text := text_of_3_12(folder):
             good.append(passes("the text of Python 3.12", paths, text))
         else:
-            print("the text of Python 3.12: not tried, no python3.12 found")
+            print("the text of Python 3.12: not tried, no python3.12 was found")
     sys.exit(not all(good))
 
 

@@ -150,7 +150,7 @@ def no_local_paths(notebook, path) -> Iterator[str]:
 
 
 def english(notebook, path) -> Iterator[str]:
-    """Texts use the field's words, not those of a translation."""
+    """Texts use the field's words."""
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             text = re.sub(r"`[^`]*`", "", cell.source)

@@ -113,7 +113,7 @@ def kinds(outcomes, name):
 
 def test_what_is_as_stored_passes(outcomes):
     assert set(kinds(outcomes, "equal")) == {"passed"}, outcomes["equal"]
-    # and NotebookEnd
+    # and the NotebookEnd
     assert len(outcomes["equal"]) == len(NOTEBOOKS["equal"].cells) + 1
 
 

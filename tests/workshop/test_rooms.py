@@ -1,4 +1,4 @@
-"""The structure: rooms import only from rooms below them, and no file exists twice."""
+"""The repository's structure: rooms import only from rooms below them, and no file exists twice."""
 
 import ast
 import hashlib
