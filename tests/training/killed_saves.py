@@ -1,10 +1,9 @@
-"""Saves until it is killed, again and again:  python -m tests.training.killed_saves FOLDER FORM N
+"""Kill saves repeatedly:  python -m tests.training.killed_saves FOLDER FORM N
 
-Each of N times, ranks that do nothing but save are killed with SIGKILL at a random moment, three of
-four times once they have begun: one for FORM whole, two for FORM sharded, where one, the other, or
-both are. Then what is found must be a
-checkpoint that was being saved, undamaged, and no older than the last that a save returned from.
-Prints {"kills", "saves", "in_a_save"}; in_a_save: so many kills left a checkpoint half written.
+N times, ranks that do nothing but save (one for FORM whole, two for FORM sharded) get SIGKILL at a
+random moment, three times out of four after they have begun; of two ranks, either or both get it
+first. The newest checkpoint must then be undamaged and no older than the last save that returned.
+Prints {"kills", "saves", "in_a_save"}; in_a_save counts the kills that left a partial checkpoint.
 """
 
 import json
@@ -28,7 +27,7 @@ SHAPES = {name: tuple(p.shape) for name, p in GPT.without_memory(MODEL).named_pa
 
 
 def tensors(step, rank=0, ranks=1):
-    """{name: (this rank's rows, where they begin)}: every value of a checkpoint is its step."""
+    """Return {name: (this rank's rows, their offset)}; every value equals the step."""
     found = {}
     for name, shape in SHAPES.items():
         first, stop = (shape[0] * r // ranks for r in (rank, rank + 1))
@@ -38,7 +37,7 @@ def tensors(step, rank=0, ranks=1):
 
 
 def save_for_ever(folder, form, rank, store, begun, reports):
-    """One rank; writes to a pipe when it begins, and the step when its checkpoint is in place."""
+    """Save in a loop on one rank; report its start and, in the foreground, every saved step."""
     sharded = form == "sharded"
     if sharded:
         address = dist.TCPStore("127.0.0.1", store, is_master=False, use_libuv=True)
@@ -48,7 +47,7 @@ def save_for_ever(folder, form, rank, store, begun, reports):
     run = RunFolder(folder, keep=2, rank=rank, background=background)
     step = int(run.found[0].name.rsplit("-", 1)[1]) if run.found else 0
     with run.opened(step):
-        if sharded:  # both have looked before one writes
+        if sharded:  # both look for checkpoints before either writes
             dist.barrier()
         os.write(begun, b".")
         while True:
@@ -65,7 +64,7 @@ def save_for_ever(folder, form, rank, store, begun, reports):
 
 
 def one_kill(folder, form):
-    """(the last step that was reported, whether something half written is left)."""
+    """Return (last reported step, whether a partial checkpoint is left)."""
     read, write = os.pipe()
     begun, begins = os.pipe()
     ranks = 2 if form == "sharded" else 1
@@ -91,7 +90,7 @@ def one_kill(folder, form):
     time.sleep(random.uniform(0.0, 0.1))
     for pid in random.sample(children, random.randint(1, ranks)):
         os.kill(pid, signal.SIGKILL)
-    time.sleep(random.choice([0.0, 0.01]))  # the other one may notice first
+    time.sleep(random.choice([0.0, 0.01]))  # a surviving rank may notice first
     left = any(path.name.endswith(".partial") for path in Path(folder).glob(".checkpoint*"))
     for pid in children:
         os.kill(pid, signal.SIGKILL)
@@ -105,15 +104,15 @@ def one_kill(folder, form):
 
 
 def check(folder, returned):
-    """Raises AssertionError unless what is found is whole and no older than what was returned."""
+    """Assert that the newest checkpoint is complete and no older than the step `returned`."""
     found = checkpoints(folder)
-    assert found or not returned, f"step {returned} was saved, and nothing is there"
+    assert found or not returned, f"step {returned} was saved, but no checkpoint is there"
     if not found:
         return 0
     taken = newest(folder)
     assert taken == found[0], f"{found[0]} is damaged"
     step = checkpoint.read_run(taken)["step"]
-    assert step >= returned, f"step {returned} was saved, and step {step} is there"
+    assert step >= returned, f"step {returned} was saved, but step {step} is there"
     seen = {}
     checkpoint.hand_out(taken, seen.__setitem__)
     assert {name: tuple(tensor.shape) for name, tensor in seen.items()} == SHAPES

@@ -1,4 +1,4 @@
-"""What rank 0 of a mix says to the others in one step, worked out from shapes alone."""
+"""The traffic of a mix's rank 0 in one step, computed from shapes alone."""
 
 import torch
 
@@ -15,9 +15,9 @@ from utils.training.optimizer import is_block_matrix
 
 
 def has_formula(config):
-    """Recomputation repeats collectives, 16 bits change their sizes, the loads of experts are not
-    known beforehand; ZeRO-2 and 3 are counted in test_matrix.py. What is counted is the
-    second step; were it the last one, an evaluation would go with it."""
+    """Recomputation repeats collectives, 16-bit formats change their sizes, and expert loads are
+    unknown in advance; test_matrix.py covers ZeRO-2 and 3. Traffic is counted in the second step,
+    which must not be the last: that one also evaluates."""
     return (
         config.steps > 2
         and config.recompute == "none"
@@ -30,30 +30,30 @@ def has_formula(config):
 
 
 def traffic_by_formula(config):
-    """{operation: (calls, bytes that rank 0 hands over)}."""
-    value = 8 if config.precision == "fp64" else 4  # bytes of a weight, a gradient, a hidden value
+    """Return {operation: (calls, payload bytes of rank 0)}."""
+    value = 8 if config.precision == "fp64" else 4  # bytes per weight, gradient and hidden value
     stages = stages_of_rank_0(config)
     named, micro_batches = named_parameters(stages), config.accumulation_steps()
     rows = share(config.batch, 0, config.dp)[1]
     places = positions(config.seq, config.cp)
-    tokens = rows * held(places[0])  # in all micro-batches together
-    hidden = value * tokens * config.hidden  # bytes of the hidden states of all of them
+    tokens = rows * held(places[0])  # over all micro-batches
+    hidden = value * tokens * config.hidden  # bytes of their hidden states
 
-    reduced = [24]  # the loss, the clock, whether to stop
+    reduced = [24]  # the loss, the time, the stop flag
     if config.splits_model() or config.zero_stage():
-        reduced.append(value)  # the square of the norm
+        reduced.append(value)  # the squared norm
     if config.tp > 1:
         layers = len(blocks(stages))
         ends = 1  # the embedding's forward pass
         if config.pp == 1:
             ends += 1  # lm_head's backward pass
-            # the largest logit; the sum of exponentials and the target's logit
+            # the maximum logit; the sum of exponentials and the target's logit
             reduced += per_micro_batch(value * tokens, micro_batches)
             reduced += per_micro_batch(2 * value * tokens, micro_batches)
         for _ in range(4 * layers + ends):
             reduced += per_micro_batch(hidden, micro_batches)
     result = {}
-    ranks = config.dp * config.cp  # that share the tokens, and so the state
+    ranks = config.dp * config.cp  # that split the tokens, and so the state
     if ranks > 1 and config.zero_stage() == 0:
         reduced.append(value * sum(parameter.numel() for parameter in named.values()))
     mine = named
@@ -66,7 +66,7 @@ def traffic_by_formula(config):
         if ranks > 1:
             row = value * max(load)
             result = {"reduce_scatter": (1, ranks * row), "all_gather": (1, row)}
-    if config.optimizer == "muon" and config.tp > 1:  # whole matrices
+    if config.optimizer == "muon" and config.tp > 1:  # gathers whole matrices
         calls, payload = result.get("all_gather", (0, 0))
         for name, parameter in mine.items():
             if is_block_matrix(name, parameter) and split_of(parameter):
@@ -75,9 +75,9 @@ def traffic_by_formula(config):
     if config.pp > 1:
         passes = (
             2 * config.stages_per_rank() - 1
-        )  # forward from every piece, backward from all but stage 0
+        )  # forward from every stage, backward from all but stage 0
         calls, payload = passes * micro_batches, passes * hidden
-        if config.tie:  # the gradient of this end's copy
+        if config.tie:  # the gradient of this stage's copy
             calls, payload = calls + 1, payload + value * named[EMBEDDING].numel()
         result["send"] = (calls, payload)
     result["all_reduce"] = (len(reduced), sum(reduced))
@@ -91,15 +91,15 @@ def traffic_by_formula(config):
 
 
 def context_traffic(config, places, head):
-    """[(operation, calls of a layer and micro-batch, bytes of a layer)] of cp's rank 0.
+    """Return [(operation, calls per layer and micro-batch, bytes per layer)] of cp's rank 0.
 
-    head   bytes of one head of one position of all rows
+    head   bytes per head and position, over all rows
     """
     if config.cp == 1:
         return []
     heads, kv_heads = (n // config.tp for n in (config.heads, config.kv_heads or config.heads))
     sizes = [held(place) for place in places]
-    if config.context == "ring":  # those of rank 0, then of the last rank, and so on
+    if config.context == "ring":  # keys and values of rank 0, then of the last rank, …
         passed = [2 * kv_heads * head * sizes[-turn] for turn in range(config.cp)]
         return [("send", len(passed) * 3 - 2, 2 * sum(passed[:-1]) + sum(passed))]
     if config.context == "gather":
@@ -107,18 +107,18 @@ def context_traffic(config, places, head):
         return [("all_gather", 2, 2 * own), ("reduce_scatter", 1, config.cp * own)]
     queries, keys = heads_of_ranks(heads, kv_heads, config.cp)
     to_heads = sizes[0] * (heads + 2 * sum(map(len, keys)))
-    whole = sum(sizes) * len(queries[0])  # of this rank's heads all positions
+    whole = sum(sizes) * len(queries[0])  # all positions of this rank's heads
     back = sizes[0] * heads + sum(sizes) * (len(queries[0]) + 2 * len(keys[0]))
     return [("all_to_all", 4, head * (to_heads + whole + back))]
 
 
 def per_micro_batch(bytes_, count):
-    """One call for each, of unequal sizes that add up."""
+    """One call per micro-batch; only the total matters, so it goes to the first."""
     return [bytes_] + [0] * (count - 1)
 
 
 def stages_of_rank_0(config):
-    """Its stages, without memory and without other ranks; shares of rank 0 are the largest."""
+    """Build its stages without memory or other ranks; rank 0's shards are the largest."""
     axes = {name: getattr(config, name) for name in ("pp", "dp", "cp", "tp", "ep")}
     axes["edp"] = config.dp // config.ep
     axes |= {f"{name}_cp": axes[name] * config.cp for name in ("dp", "edp")}

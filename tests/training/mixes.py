@@ -1,7 +1,7 @@
-"""The matrix of mixes: how many ways a model is broken up at once, with all else.
+"""The matrix of mixes: several kinds of parallelism at once, combined with every other option.
 
-`mixes.csv` has rows in which any two values of AXES meet that can (tests/training/pairwise.py).
-After a change of AXES or of what can meet, this writes it anew:
+`mixes.csv` covers every feasible pair of values of AXES (tests/training/pairwise.py). After a
+change of AXES or of what is feasible, write it again with
 
     python -m tests.training.mixes
 """
@@ -33,7 +33,7 @@ AXES = {
     "shard": ("none", "1", "2", "3"),
     "optimizer": ("adamw", "muon"),
     "experts": (None, 3),  # 2 + 1 on two ranks
-    "more_layers": (0, 1),  # than each stage of the pipeline needs to have one
+    "more_layers": (0, 1),  # beyond the minimum
     "kv_heads": (1, 2, 6),
     "tie": (False, True),
     "clip": (0.0, 0.1),
@@ -44,10 +44,10 @@ PLAIN = TrainConfig(
     text=corpus.__file__,  # short, so that the held-out part is one batch
     layers=2, hidden=24, heads=6, steps=2, held_out_every=99, device="cpu", sample=0, warmup=0.0,
     weight_decay=0.1, balance=0.1,
-    vocab=257, batch=13, seq=17,  # which no number of ranks divides
+    vocab=257, batch=13, seq=17,  # primes: no number of ranks divides them
 )
 
-# what changes where things are and when they are computed, and must not change the result
+# options that change where and when things are computed, but must not change the result
 PLACES = (
     "dp", "pp", "cp", "context", "tp", "ep", "sequence_parallel", "schedule", "chunks",
     "micro_batches", "accumulate", "recompute", "offload", "shard", "engine",
@@ -74,25 +74,25 @@ class Mix:
         return " ".join(words)
 
     def alone(self):
-        """The plain run on one rank that this one must equal."""
+        """The plain single-rank run that this one must match."""
         return replace(self.config, **{name: getattr(PLAIN, name) for name in PLACES})
 
 
 def layers(values):
-    """At least two, so that a block has a neighbour, and one for each stage of a pipeline."""
+    """At least two, so that a block has a neighbour, and at least one per pipeline stage."""
     stages = values["pp"] * (2 if values["schedule"] == "interleaved" else 1)
     return max(2, stages) + values["more_layers"]
 
 
 def mix(values):
-    """The Mix of a dictionary of AXES, or None where it makes no sense."""
+    """Return the Mix of a dictionary of AXES, or None if it is not feasible."""
     dp, pp, cp, tp = (values[name] for name in ("dp", "pp", "cp", "tp"))
     ranks = dp * pp * cp * tp
-    if ranks not in RANKS[:-1] or dp % values["ep"]:  # COUNTED has three axes at once
+    if ranks not in RANKS[:-1] or dp % values["ep"]:  # only COUNTED has 8 ranks
         return None
     if values["experts"] and values["precision"] == "fp16":
-        return None  # so many small products take seconds
-    if pp == 1 and values["schedule"] != PLAIN.schedule:  # would be another name for the same run
+        return None  # its many small matmuls take seconds
+    if pp == 1 and values["schedule"] != PLAIN.schedule:  # the same run by another name
         return None
     if cp == 1 and values["context"] != PLAIN.context:
         return None
@@ -118,9 +118,9 @@ def feasible(fixed):
 
 
 def cost(values):
-    """About how many CPU-seconds a mix takes, with the plain run that it is compared with."""
+    """The approximate CPU-seconds of a mix and of the plain run that it is compared with."""
     ranks = values["dp"] * values["pp"] * values["cp"] * values["tp"]
-    said = 0.045 if values["tp"] > 1 else 0.01  # to other ranks, in a layer
+    said = 0.045 if values["tp"] > 1 else 0.01  # seconds of communication per layer
     said *= 2 if values["shard"] in ("2", "3") else 1
     said *= 2 if values["experts"] else 1
     said += 0.01 * (values["cp"] - 1)
@@ -128,7 +128,7 @@ def cost(values):
     return 0.8 + ranks * (0.12 + said * passes)
 
 
-# plain enough that a formula tells what they send (tests/training/mix_traffic.py)
+# simple enough for a formula of their traffic (tests/training/mix_traffic.py)
 CLEAR = replace(PLAIN, dp=1, steps=3, layers=3, kv_heads=6, optimizer="adamw")
 COUNTED = [
     Mix(replace(CLEAR, **values))

@@ -1,12 +1,12 @@
-"""Rows that cover every pair: few runs in which any two values of options meet that can meet.
+"""Pairwise testing: a few runs that cover every feasible pair of option values.
 
-    rows = covering_rows(axes, possible, cost)     [{option: value}, …], minutes of search
-    write_rows(file, rows)                         kept as a table, which is quick to read
+    rows = covering_rows(axes, possible, cost)     [{option: value}, …]; the search takes minutes
+    write_rows(file, rows)                         stores them as a table
     rows = read_rows(file, axes)
-    pairs_of(axes)                                 what the rows have to cover
+    pairs_of(axes)                                 the pairs to cover
 
-A mistake that needs two options to show is then seen, with tens of runs instead of millions. An
-axis is an option's name with the values to try.
+This finds every bug that takes two options, with tens of runs instead of millions. `axes` maps each
+option's name to the values to try.
 """
 
 import csv
@@ -17,12 +17,12 @@ from collections import Counter
 
 
 def pairs(row):
-    """Every pair of (option, value) in a row, the options in the order of their names."""
+    """Return every pair of (option, value) in a row, with the options sorted by name."""
     return set(itertools.combinations(sorted(row.items(), key=lambda item: item[0]), 2))
 
 
 def pairs_of(axes):
-    """Every pair of values of two options, as `pairs` gives it; also those that cannot meet."""
+    """Return every pair of values of two options, feasible or not, in the form of `pairs`."""
     found = set()
     for one, other in itertools.combinations(sorted(axes), 2):
         options = itertools.product(axes[one], axes[other])
@@ -31,12 +31,12 @@ def pairs_of(axes):
 
 
 def covering_rows(axes, possible, cost, *, seed=0, tries=30, patience=3000):
-    """Rows that hold all pairs that can meet, together cheap: a greedy search.
+    """Find inexpensive rows that cover every feasible pair, by greedy search.
 
-    possible(row)   whether a row can be run; a pair for which `patience` draws find no such row is
-                    taken for one that cannot meet
-    cost(row)       what a run of it takes, in any unit
-    Each row is the one of `tries` that covers most new pairs for its cost.
+    possible(row)   whether a row can be run; a pair with no such row in `patience` random draws
+                    counts as infeasible
+    cost(row)       the cost of running it, in any unit
+    Each row is the one of `tries` that covers the most new pairs per cost.
     """
     draw, known = random.Random(seed), {}
 
@@ -54,7 +54,7 @@ def covering_rows(axes, possible, cost, *, seed=0, tries=30, patience=3000):
         return None
 
     def climbed(row, worth):
-        """A row that no other value of any one option makes better."""
+        """Return a row that no change of a single option improves."""
         while True:
             names = draw.sample([*axes], len(axes))
             before = worth(row)
@@ -83,7 +83,7 @@ def covering_rows(axes, possible, cost, *, seed=0, tries=30, patience=3000):
             missing -= pairs(rows[-1])
 
     def cheapened(row, others):
-        """The cheapest near one that holds what no other row holds; None if there is no such."""
+        """Return a cheaper row with the pairs that only this one covers, or None without such."""
         alone = {pair for pair in pairs(row) if not others[pair]}
         if not alone:
             return None
@@ -100,7 +100,7 @@ def covering_rows(axes, possible, cost, *, seed=0, tries=30, patience=3000):
 
 
 def write_rows(file, rows):
-    """A table with one line for each row."""
+    """Write a CSV table with one line per row."""
     with open(file, "w", newline="") as table:
         writer = csv.DictWriter(table, [*rows[0]], lineterminator="\n")
         writer.writeheader()
@@ -108,7 +108,7 @@ def write_rows(file, rows):
 
 
 def read_rows(file, axes):
-    """The rows of a table; raises KeyError for an option or a value that the axes do not have."""
+    """Read the rows of a table; raise KeyError for an option or a value that is not in `axes`."""
     values = {name: {str(value): value for value in axes[name]} for name in axes}
     with open(file, newline="") as table:
         return [

@@ -1,4 +1,4 @@
-"""A saved run: read back to the bit, refused by name when it does not fit, never half there."""
+"""Checkpoints hold no pickles; one that does not fit is refused, and nothing changes."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def pair(kind="muon", **changes):
 
 
 def steps(model, optimizer, count):
-    """Trains on random tokens: the run depends on the global random numbers too."""
+    """Train on tokens from the global random generator; return the losses."""
     losses = []
     for _ in range(count):
         tokens = torch.randint(61, (3, 11))
@@ -56,7 +56,7 @@ def saved(tmp_path):
     steps(model, optimizer, 2)
     save(tmp_path / "run", model, optimizer, {"step": 2, "config": {"seed": 5}})
     (tmp_path / "run" / "checkpoint-2").rename(tmp_path / "one")
-    (tmp_path / "one" / "SHA256SUMS").unlink()  # so that the contents themselves are looked at
+    (tmp_path / "one" / "SHA256SUMS").unlink()  # so that the contents themselves are checked
     return tmp_path / "one"
 
 
@@ -76,7 +76,7 @@ def test_a_run_can_be_saved_before_its_first_step(tmp_path):
     assert load(tmp_path / "run", *pair())["step"] == 0
 
 
-# ---- refusals: nothing is changed when a folder does not fit
+# ---- refusals change nothing
 
 
 def refused(folder, sentence, kind="muon", **changes):

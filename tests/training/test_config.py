@@ -1,4 +1,4 @@
-"""The options of a training run: each is a flag, and a wrong one is named in one sentence."""
+"""Training options: each is a flag, and an invalid one is named in one sentence."""
 
 from dataclasses import fields
 
@@ -40,7 +40,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--metrics README.md --resume {run} --steps 5", "README.md does not hold metric lines"),
         ("--out README.md", "README.md is a file: name a folder"),
         ("--out README.md/x", "README.md/x cannot be written: "),
-        ("--out ~nobody-of-that-name/x", "argument --out: ~nobody-of-that-name/x: Could not"),
+        ("--out ~no-such-user/x", "argument --out: ~no-such-user/x: Could not"),
         *((f"--{name} {'x' * 300}", f"argument --{name}: xxx") for name in PATHS),
         (f"--out {'x' * 300} --auto-resume", "argument --out: xxx"),
         ("--hidden 2147483648", "hidden_size 2147483648 is more than any model has"),
@@ -49,7 +49,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--out utils", "which is not part of a checkpoint and would be lost"),
         ("--step 5", "unrecognized arguments: --step 5"),
         ("--resume=--", "--resume=-- gives no value"),
-        # combinations that make no sense
+        # invalid combinations
         ("--accumulate 0", "--accumulate 0 is too small: it takes 1 or more"),
         ("--accumulate 9 --batch 8", "some ranks have 8 of the 8 rows: raise --batch to 9 or more"),
         ("--shard 4", "argument --shard: invalid choice: '4'"),
@@ -69,7 +69,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
             "--engine deepspeed --optimizer adamw --precision fp16 --shard 1",
             "multiplied by fp16's loss scale: take --precision bf16 or --engine torch",
         ),
-        # how the model is broken up
+        # kinds of parallelism
         ("--tp 2", "world size 1 is not dp·tp·pp = 1·2·1 = 2: start 2 ranks, or change the sizes"),
         ("--ep 2 --experts 4", "ep 2 does not divide dp 1"),
         ("--ep 2", "--ep 2 splits the experts, and there are none: give --experts 2 or more"),
@@ -103,7 +103,7 @@ def test_wrong_options_are_named(arguments, sentence, capsys, tmp_path):
     assert error.startswith("utils.train: ")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_named(capsys):
     assert main(["--device", "cuda"]) == 2
     assert "torch sees no GPU here; use --device cpu or auto" in capsys.readouterr().err

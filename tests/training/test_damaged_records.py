@@ -1,4 +1,4 @@
-"""config.json and training.json with anything in place of a value: one sentence, no traceback."""
+"""Any value in config.json and training.json: one sentence, no traceback."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def test_training_json(checkpoint, key):
     try:
         for value in WRONG:
             file.write_text(json.dumps({**json.loads(good), key: value}))
-            try:  # where the value can be meant, the run goes on
+            try:  # a plausible value lets the run resume
                 train(resumed(checkpoint, out=None, steps=2))
             except ValueError as error:
                 assert "\n" not in str(error)
@@ -120,7 +120,7 @@ def test_pieces_whose_places_make_no_sense(tmp_path, header):
 
 
 def test_pieces_that_overlap_do_not_hide_a_hole(tmp_path):
-    """Whose values would be whatever was in memory."""
+    """Its values would be uninitialized memory."""
     for rank, first in enumerate((0, 0, 4)):
         pieces = {"w": (torch.ones(2, 3), (first, 0))}
         write(tmp_path / RankFiles.name("model", rank), pieces)

@@ -1,8 +1,8 @@
-"""Ranks, nodes and agents of a run on two network nodes die; the run goes on, and loses nothing.
+"""Ranks, nodes and agents of a run on two network nodes die; the run continues and loses nothing.
 
-Each curve is compared with that of a run which nobody has disturbed, in fp64: step by step the same
-to rounding, however many ranks have computed the step. All is real: torchrun's agents, namespaces
-with a network of their own, SIGKILL and SIGSTOP; the story is told by torchrun's own lines.
+Each curve matches that of an undisturbed run in fp64, step by step and up to rounding, however many
+ranks computed the step. Everything is real: torchrun's agents, network namespaces, SIGKILL and
+SIGSTOP; torchrun's own log lines tell what happened.
 """
 
 import json
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest
 
 EVERY = 5  # steps between two checkpoints
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "batch": 16, "seq": 64, "sample": 0}
-# no cooldown: a step is the same whenever the run ends
+# no cooldown: a step does not depend on when the run ends
 CONFIG = {**MODEL, "optimizer": "adamw", "precision": "fp64", "warmup": 0.0, "cooldown": 0.0}
 LAUNCH = {"restarts": 9, "waits": (2, patience(5))}
 
@@ -39,7 +39,7 @@ def nodes():
 
 
 def start(nodes, folder, steps):
-    """(the run, the path of its metrics)"""
+    """Start a run; return it and the path of its metrics."""
     metrics, limit = folder / "metrics.jsonl", patience(4)
     more = {"out": folder / "run", "metrics": metrics, "save_every": EVERY, "time_limit": limit}
     options = {**CONFIG, **more, "steps": steps, "held_out_every": 10**9, "auto_resume": True}
@@ -47,8 +47,7 @@ def start(nodes, folder, steps):
 
 
 def go_on(run, metrics, met, worlds, steps=3):
-    """Waits until the run has met more than `met` times, the last time as so many ranks, and has
-    done more steps."""
+    """Wait until, after another rendezvous, `worlds` ranks have done `steps` more steps."""
     before = last_step(metrics)
 
     def is_on():
@@ -59,7 +58,7 @@ def go_on(run, metrics, met, worlds, steps=3):
 
 
 def meetings(run, node=0):
-    """[number of ranks] of each time that the nodes have met, as its agent says."""
+    """The world size after each rendezvous, from the log of the node's agent."""
     found = (re.search(r"^Rendezvous complete .* global_world_sizes=(\d+)$", line)
              for line in run.story(node))
     return [int(match[1]) for match in found if match]
@@ -77,7 +76,7 @@ def has_ended(process):
 
 
 def assert_undisturbed(rows):
-    """Every step once, and each as in a run on one rank that nobody has disturbed."""
+    """Assert that every step is there once and matches an undisturbed single-rank run."""
     _, plain = train(TrainConfig(**CONFIG, steps=len(rows)))
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     for ours, other in zip(rows, plain, strict=True):
@@ -90,7 +89,7 @@ def rows_of(lines):
 
 
 def lost(before, after):
-    """How many of the steps in the metrics `before` a fault have been computed again."""
+    """The number of steps in the metrics `before` a fault that were computed again."""
     kept = 0
     for one, other in zip(before, after):
         if one != other:
@@ -101,8 +100,7 @@ def lost(before, after):
 
 @pytest.fixture(scope="module")
 def storm(nodes, tmp_path_factory):
-    """One run: a rank is killed, then a node, which comes back, and is asked to end. Before each,
-    the metrics."""
+    """One run: kill a rank, then a node, revive it and drain it; keep the metrics before each."""
     run, metrics = start(nodes, tmp_path_factory.mktemp("storm"), steps=10**6)
 
     def lines():
@@ -145,7 +143,7 @@ def test_a_killed_rank_costs_no_more_than_the_steps_since_the_checkpoint(storm):
 
 
 def test_without_a_node_the_other_goes_on_alone(storm):
-    """It hears nothing of the end of its neighbour, and learns of it from the time limit."""
+    """It gets no message of its neighbour's death and learns of it from the time limit."""
     assert 0 <= lost(storm.node_killed, storm.after) <= EVERY
     assert storm.alone == {0}
     sentence = r"utils\.train: waited \d+ s in vain: rank 1 gives no sign of life"
@@ -153,7 +151,7 @@ def test_without_a_node_the_other_goes_on_alone(storm):
 
 
 def test_a_node_that_is_back_takes_part_and_costs_no_step(storm):
-    """The ranks are asked to stop, and save."""
+    """The ranks are asked to stop, so they save."""
     assert lost(storm.came_back, storm.after) == 0
     assert "Detected 1 new nodes from group_rank=0; will restart worker group" in storm.stories[0]
     assert "Sending process closing signal SIGTERM" in storm.stories[0]
@@ -161,7 +159,7 @@ def test_a_node_that_is_back_takes_part_and_costs_no_step(storm):
 
 def test_a_node_that_is_asked_to_end_costs_no_step_and_does_not_end_the_run(storm):
     assert lost(storm.drained, storm.after) == 0
-    assert storm.status == 1  # by which docs/cluster/slurm_requeue.sbatch sees that it is not over
+    assert storm.status == 1  # tells docs/cluster/slurm_requeue.sbatch that the run is not over
     sentence = r"utils\.train: stopped and saved after step \d+: the same command resumes"
     assert any(re.fullmatch(sentence, line) for line in storm.stories[0]), storm.stories[0]
     assert not any("successfully finished" in line for line in storm.stories[0])
@@ -174,9 +172,9 @@ def test_after_all_faults_the_curve_is_that_of_an_undisturbed_run(storm):
 
 
 def test_a_rank_that_hangs_and_then_the_death_of_agent_0(nodes, tmp_path):
-    """torchrun ends what hangs, and nobody takes agent 0's place: the others end. Whoever has
-    started them starts them again, by the same command."""
-    steps = 20 * EVERY  # it still goes on when the second fault comes
+    """torchrun kills a rank that hangs. No agent replaces agent 0: the others exit, and the same
+    command starts all of them again."""
+    steps = 20 * EVERY  # so that it still runs at the second fault
     run, metrics = start(nodes, tmp_path, steps)
     with run:
         together(run, metrics, EVERY + 2)
@@ -223,7 +221,7 @@ def test_a_run_that_ends_too_early_is_quoted(nodes, tmp_path):
             run.wait_until(lambda: False, patience(100))
         assert "\nnode1: " in str(error.value) and "exitcode" in str(error.value)
         assert run.wait() == {0: 1, 1: 1}
-    # one of them may be too late for the second try
+    # one of them may be too late for the second attempt
     stories = run.story(0) + run.story(1)
     assert any("will restart worker group" in line for line in stories)
     assert any("an unhappy rank" in run.log(node).read_text() for node in range(2))

@@ -1,4 +1,4 @@
-"""A disk that is full, a real one of a few megabytes: one sentence, and what there was stays."""
+"""A full disk, a real one of a few megabytes: one sentence, and nothing is lost."""
 
 import json
 import os
@@ -23,13 +23,13 @@ DISK = 3 * 2**20
 
 @pytest.fixture
 def disk(tmp_path):
-    """A folder on a file system of its own, of DISK bytes."""
+    """A folder on its own file system of DISK bytes."""
     with small_disk(tmp_path, DISK) as folder:
         yield folder
 
 
 def command(*arguments, folder):
-    """(exit status, its lines on stderr): files that nobody names go to `folder`."""
+    """Return (exit status, stderr); temporary files go to `folder`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     line = [sys.executable, "-m", "utils.train", *map(str, arguments)]
     ended = subprocess.run(
@@ -41,8 +41,7 @@ def command(*arguments, folder):
 @pytest.mark.parametrize("form", ["whole", "sharded"])
 @pytest.mark.parametrize("more", [[], ["--save-async"]])
 def test_while_checkpoints_are_written(disk, capsys, form, more):
-    """The second has no room beside a file; the first stays, and the run goes on there when there
-    is room again."""
+    """A file leaves no room for the second; the first stays, and the run resumes from it later."""
     file, out = disk / "file", disk / "run"
     flags = small_flags(steps=2, out=out, hidden=64, sample=0, save_format=form)
     assert main([*map(str, flags), *more]) == 0
@@ -58,7 +57,7 @@ def test_while_checkpoints_are_written(disk, capsys, form, more):
 
 @pytest.mark.parametrize("what", ["optimizer", "activations"])
 def test_while_tensors_go_out_of_memory(disk, what):
-    """Where the optimizer's files are mapped memory, writing into them would be a SIGBUS."""
+    """Writing to the optimizer's memory-mapped files would otherwise end in SIGBUS."""
     flags = small_flags(steps=1, offload=what, sample=0, hidden=256)
     status, said = command(*flags, folder=disk)
     assert status == 2, said
@@ -90,7 +89,7 @@ def test_while_metrics_are_written(disk, tmp_path, capsys):
     sentence = f"utils.train: --metrics {metrics} cannot be written: No space left on device\n"
     assert capsys.readouterr().err == sentence
     lines = metrics.read_bytes()
-    assert len(lines) == 4096 * (len(lines) // 4096)  # the last one is cut, as the disk was full
+    assert len(lines) == 4096 * (len(lines) // 4096)  # the last one is cut: the disk was full
     (disk / "file").unlink()
     step = read_run(newest(tmp_path / "run"))["step"]  # --out had room
     assert main(["--resume", str(tmp_path / "run"), "--steps", str(step + 2)]) == 0

@@ -1,4 +1,4 @@
-"""A run's folder when its run dies at any call, beside readers, and on poor file systems."""
+"""A run's folder under kills at any call, concurrent readers and limited file systems."""
 
 import errno
 import fcntl
@@ -39,7 +39,7 @@ def save(folder, step, files=("config.json", "training.json")):
 
 
 def killed_before(call, act):
-    """Whether act() came to its call-th look at the file system, where its process was killed."""
+    """Run act(), killed at its call-th access to the file system; whether it came that far."""
     pid = os.fork()
     if pid == 0:
         left = call
@@ -67,8 +67,8 @@ def killed_before(call, act):
     [
         ((), 2, None, ("config.json",)),
         ((2, 4), 6, 4, ("config.json", "training.json")),
-        ((2, 4), 6, 4, ("config.json", "model-rank-00000.safetensors")),  # another form
-        ((2, 4, 6), 4, 4, ("config.json", "training.json")),  # it went back, and comes by again
+        ((2, 4), 6, 4, ("config.json", "model-rank-00000.safetensors")),  # sharded
+        ((2, 4, 6), 4, 4, ("config.json", "training.json")),  # went back, reaches 4 again
     ],
 )
 def test_a_kill_before_any_call_of_a_save_loses_nothing(tmp_path, before, step, least, files):
@@ -76,7 +76,7 @@ def test_a_kill_before_any_call_of_a_save_loses_nothing(tmp_path, before, step, 
     start.mkdir()
     for each in before[:-1] if step in before else before:
         save(start, each)
-    if step in before:  # all three, though two are kept
+    if step in before:  # all three, although only two are kept
         shutil.copytree(start / "checkpoint-4", start / "checkpoint-6")
     run, call, steps = tmp_path / "run", 1, set()
     while True:
@@ -87,8 +87,8 @@ def test_a_kill_before_any_call_of_a_save_loses_nothing(tmp_path, before, step, 
         steps.update(int(path.name.split("-")[1]) for path in found[:1])
         if least and (step not in before or sys.platform == "linux"):
             assert step not in before or run / "checkpoint-4" in found
-            assert int((run / "config.json").read_text()) >= least  # by the links
-        save(run, 8)  # the next run begins, and leaves no trace of this one
+            assert int((run / "config.json").read_text()) >= least  # through the links
+        save(run, 8)  # the next run removes all traces of this one
         names = sorted(path.name for path in run.iterdir())
         kept = [f"checkpoint-{each}" for each in sorted(_steps(run))]
         links = ["config.json", "newest", "training.json"]
@@ -119,7 +119,7 @@ def _steps(run):
 
 
 def test_a_reader_beside_a_run_that_saves_sees_one_step(tmp_path):
-    """Whole models in several files, which must all be of one checkpoint."""
+    """The files of a model must all come from one checkpoint."""
     run, over, seen, wrong = tmp_path / "run", threading.Event(), set(), []
     model = random_model(small())
 
@@ -171,7 +171,7 @@ def test_a_file_system_without_links_or_locks(tmp_path, monkeypatch, code):
 
 
 def test_a_run_that_waited_for_another_does_not_replace_it(tmp_path):
-    """Both have found no checkpoint; the second comes to write when the first has ended."""
+    """Neither found a checkpoint; the second starts to write after the first has ended."""
     second = RunFolder(str(tmp_path / "run"), keep=2, rank=0)
     save(tmp_path / "run", 7)
     refused = pytest.raises(ValueError, match=r"another run has written to .*run meanwhile")
@@ -194,7 +194,7 @@ def test_what_a_stranger_has_in_the_folder_stays(tmp_path):
 
 
 def one_cannot_write(out, background, form):
-    """What rank 1's disk refuses is an error of all ranks; (their sentence, the checkpoints)."""
+    """Let one rank's disk refuse to write; return (this rank's error, the checkpoints)."""
     config = replace(
         RUN, batch=8, steps=4, save_every=2, out=out, save_format=form, save_async=background
     )

@@ -1,4 +1,4 @@
-"""Every way to save memory gives the run that one plain rank gives: a matrix of all pairs."""
+"""Every way to save memory reproduces the plain single-rank run: a matrix of all pairs."""
 
 import math
 from dataclasses import replace
@@ -22,14 +22,14 @@ def run_on(pools, combination):
 
 
 def traffic_by_formula(combination):
-    """What rank 0 hands over in one step, from the shapes of the parameters."""
+    """Rank 0's traffic in one step, computed from the shapes of the parameters."""
     config, ranks = combination.config, combination.ranks
     model = GPT.without_memory(config.model_config())
     named = dict(model.named_parameters())
-    kept = 8 if config.precision == "fp64" else 4  # bytes of a weight, and of a gradient
-    small = [24]  # the loss, the clock, and whether to stop
-    small += [4] if config.precision == "fp16" else []  # whether it overflowed
-    small += [kept] if config.zero_stage() else []  # the square of the gradients' norm
+    kept = 8 if config.precision == "fp64" else 4  # bytes per weight and per gradient
+    small = [24]  # the loss, the time, the stop flag
+    small += [4] if config.precision == "fp16" else []  # the overflow flag
+    small += [kept] if config.zero_stage() else []  # the squared gradient norm
     result = {"all_reduce": (len(small), sum(small))}
     if config.zero_stage() == 0:
         values = sum(parameter.numel() for parameter in named.values())
@@ -42,7 +42,7 @@ def traffic_by_formula(combination):
         row = max(load) * kept
         return {**result, "reduce_scatter": (1, ranks * row), "all_gather": (1, row)}
 
-    # FSDP2 fills every first dimension up to a multiple of the ranks
+    # FSDP2 pads every first dimension to a multiple of the number of ranks
     parts, units = {}, {}
     for name, parameter in named.items():
         rows = math.ceil(parameter.shape[0] / ranks)
@@ -64,7 +64,7 @@ def traffic_by_formula(combination):
 
 
 def unit_of(name, tied):
-    """Which parameters are gathered together; the last unit is kept for the backward pass."""
+    """The unit that gathers a parameter; the last one stays gathered for the backward pass."""
     if ".layers." in name:
         return name.split(".")[2]
     return "first" if "embed" in name and not tied else "last"

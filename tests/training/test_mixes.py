@@ -1,4 +1,4 @@
-"""Every mix of tensor, pipeline, expert and data parallelism gives the run that one rank gives."""
+"""Every mix of the kinds of parallelism reproduces the single-rank run."""
 
 from dataclasses import replace
 
@@ -21,14 +21,14 @@ from utils.training.train import train
 
 @pytest.fixture(scope="module", params=RANKS)
 def pool(request):
-    """Warm ranks; the tests that want as many of them come one after the other."""
+    """Warm ranks; pytest groups the tests by their number."""
     torch.set_num_threads(1)
     with Ranks(request.param, device="cpu", timeout=60) as ranks:
         yield ranks
 
 
 def on(ranks, what, values, **options):
-    """Parametrizes a test with `what`, on a pool of so many ranks for each value."""
+    """Parametrize a test with `what`, each value on a pool of ranks(value) ranks."""
     pairs_ = [(ranks(value), value) for value in values]
     return pytest.mark.parametrize(f"pool, {what}", pairs_, indirect=["pool"], **options)
 
@@ -54,12 +54,12 @@ def test_every_pair_that_can_meet_is_in_a_mix():
     assert all(has_formula(mix.config) for mix in COUNTED)
 
 
-# ---- a run goes on in any other mix
+# ---- a run resumes in any other mix
 
 STEADY = replace(PLAIN, precision="fp64", cooldown=0.0, seq=12, kv_heads=2, steps=7)
 DENSE = replace(STEADY, tie=True, optimizer="muon", layers=5)
 MIXTURE = replace(STEADY, experts=3, optimizer="adamw", layers=4)
-CHAINS = [  # each link makes one step and hands its checkpoint on; {} is one plain rank
+CHAINS = [  # each link resumes the last one and takes one step; {} is one plain rank
     (
         DENSE,
         {"dp": 2, "pp": 2, "shard": "1", "schedule": "zero-bubble", "micro_batches": 3},
@@ -127,7 +127,7 @@ def test_a_stopped_mix_goes_on_to_the_bit(pool, way, tmp_path):
 
 
 def skipped_steps(config):
-    """(skipped?, loss scale) of each step, from a scale that is far too large."""
+    """Return (skipped, loss scale) per step, starting from a scale that is far too large."""
     usual = LossScaler.__init__.__defaults__
     LossScaler.__init__.__defaults__ = (2.0**31, 2000)
     try:
@@ -166,7 +166,7 @@ def test_weights_are_drawn_one_at_a_time_and_the_same(tie, experts):
     torch.manual_seed(3)
     drawn = {}
     draw_weights(config, drawn.__setitem__)
-    assert torch.equal(torch.get_rng_state(), after)  # what is drawn next is the same too
+    assert torch.equal(torch.get_rng_state(), after)  # the next draw is the same too
     assert list(drawn) == [name for name, _ in model.named_parameters()]
     assert all(torch.equal(drawn[name], value) for name, value in model.named_parameters())
 
@@ -183,7 +183,7 @@ def test_only_rank_0_gets_the_model(pool, way):
 
 
 def tokens_after_training(config):
-    """What the trained model says, on rank 0 alone."""
+    """The tokens that the trained model generates, on rank 0 only."""
     model, _ = train(config)
     if dist.is_initialized() and dist.get_rank():
         return None
@@ -197,7 +197,7 @@ def test_the_model_takes_whole_sequences_afterwards(pool, way):
     assert torch.equal(pool.run(tokens_after_training, replace(config, **way))[0], expected)
 
 
-# ---- what cannot be split is named
+# ---- invalid splits are named
 
 
 @on(

@@ -1,4 +1,4 @@
-"""A run that saves memory in any way stops, goes on to the bit, and in any other way too."""
+"""A run that saves memory resumes bit for bit in the same way, and closely in any other."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from utils.training.train import train
 STEPS, STOPPED = 5, 2
 RUN = replace(PLAIN, steps=STEPS, batch=11)
 
-# (ranks, options): every kind of state that a checkpoint has to gather and give back
+# (ranks, options): every kind of state that a checkpoint has to gather and restore
 WAYS = [
     (2, {"accumulate": 2, "recompute": "full", "offload": "optimizer"}),
     (3, {"shard": "1", "accumulate": 3}),
@@ -38,7 +38,7 @@ MEMORY = ("accumulate", "recompute", "offload", "shard", "engine")
 
 
 def run(config, stop_at=None):
-    """(loss and gradient norm of every step, parameters on rank 0)."""
+    """Return ((loss, gradient norm) per step, parameters on rank 0)."""
     first = not dist.is_initialized() or dist.get_rank() == 0
 
     def on_step(row):
@@ -59,7 +59,7 @@ def test_a_stopped_run_goes_on(pools, ranks, options, tmp_path):
     assert len(first) == STOPPED + 1 and first == whole[: len(first)]
     again = replace(resumed(folder), out=None)
     rest, others = pools[ranks].run(run, again)[0]
-    assert first + rest == whole  # to the bit
+    assert first + rest == whole  # bit for bit
     assert all(torch.equal(value, parameters[name]) for name, value in others.items())
 
     plain = replace(again, **{name: getattr(PLAIN, name) for name in MEMORY})
@@ -85,7 +85,7 @@ def test_a_plain_checkpoint_goes_on_in_another_way(pools, ranks, options, tmp_pa
 
 
 def test_skipped_steps_are_seen_saved_and_resumed(tmp_path, monkeypatch):
-    """With a scale that is far too large, the first steps overflow: nothing is updated."""
+    """With a scale that is far too large, the first steps overflow and update nothing."""
     monkeypatch.setattr(LossScaler.__init__, "__defaults__", (2.0**31, 2000))
     config = replace(RUN, precision="fp16", optimizer="adamw", steps=30)
     _, history = train(replace(config, steps=16))

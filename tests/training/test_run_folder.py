@@ -1,4 +1,4 @@
-"""Checkpoints in generations: what is found is whole, whoever was killed, whatever damaged."""
+"""Generations of checkpoints: the one found is intact, whatever was killed or damaged."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def flip(file):
 
 
 def fifo(file):
-    """Who reads it waits for ever."""
+    """Replace it with a FIFO, whose reader would block forever."""
     file.unlink()
     os.mkfifo(file)
 
@@ -123,10 +123,10 @@ def test_a_run_goes_back_to_the_undamaged_one(tmp_path, capsys):
     rest = train(resumed(tmp_path / "run"))[1]
     assert "checkpoint-4/optimizer.safetensors is damaged" in capsys.readouterr().err
     assert [row["loss"] for row in rest] == [row["loss"] for row in whole[2:]]
-    assert newest(tmp_path / "run").name == "checkpoint-4"  # written anew
+    assert newest(tmp_path / "run").name == "checkpoint-4"  # saved again
 
 
-# ---- two at once
+# ---- two processes at once
 
 
 def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
@@ -134,13 +134,13 @@ def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
     refused = pytest.raises(ValueError, match=r"another run is writing to .*run: choose another")
     with RunFolder(out, keep=2, rank=0).opened(), refused:
         train(replace(RUN, out=out))
-    assert not Path(out).exists()  # nothing was saved, so nothing stays
+    assert not Path(out).exists()  # nothing was saved, so nothing is left
     train(replace(RUN, steps=1, out=out))
 
 
 @pytest.mark.thorough
 def test_readers_never_disturb_who_writes(tmp_path):
-    """`recover` puts the old folder back, between the two renames of whoever replaces it."""
+    """`recover` restores the old folder if it looks between the writer's two renames."""
     folder, over = tmp_path / "model", threading.Event()
 
     def read():
@@ -174,7 +174,7 @@ def test_what_a_stranger_has_beside_it_stays(tmp_path, word):
 @pytest.mark.parametrize("name", ["checkpoint-5", ".checkpoint-5.gone", ".checkpoint-5.partial"])
 @pytest.mark.parametrize("entry", ["mine.txt", "model.safetensors", ".tmpa1B2c3"])
 def test_what_a_stranger_has_under_our_names_stays(tmp_path, name, entry):
-    """model.safetensors, because any program calls its own so; what a save left has no more."""
+    """Any program may write model.safetensors; only in a save's leftovers is it ours."""
     run = tmp_path / "run"
     train(replace(RUN, steps=1, out=str(run)))
     (run / name).mkdir()
@@ -183,7 +183,7 @@ def test_what_a_stranger_has_under_our_names_stays(tmp_path, name, entry):
         sentence = rf"{name} (holds mine\.txt, which|has no SHA256SUMS and no training\.json, so)"
         with pytest.raises(CheckpointError, match=sentence):
             train(resumed(run, steps=2))
-        for step in (2, 3, 4, 6):  # had it come while the run was on its way
+        for step in (2, 3, 4, 6):  # had it appeared during the run
             save(run, step)
     else:
         train(resumed(run, steps=2))
@@ -201,12 +201,12 @@ def test_kills_lose_nothing(tmp_path, form):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=patience(600))
     assert ended.returncode == 0, ended.stderr
     counts = json.loads(ended.stdout)
-    assert counts["saves"] > 5 and counts["in_a_save"] > 5, counts  # kills have met both
+    assert counts["saves"] > 5 and counts["in_a_save"] > 5, counts  # kills have hit both
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_full_disk_is_one_sentence_and_leaves_what_there_was(tmp_path, background):
-    """A limit on the size of files stands in for the disk: writing fails at the same calls."""
+    """A limit on file sizes simulates the disk: writing fails at the same calls."""
     config = replace(RUN, steps=1, out=str(tmp_path / "run"))
     train(config)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -241,7 +241,7 @@ def test_an_interrupt_as_a_save_begins(tmp_path, monkeypatch):
         run.save(1, lambda beside: None)
 
 
-# ---- one file per rank, and in the background
+# ---- one file per rank, and saves in the background
 
 LAYOUTS = [
     (3, {"shard": "3", "tie": True}),
@@ -251,7 +251,7 @@ LAYOUTS = [
 
 
 def curve(config):
-    """(losses and gradient norms, the steps that saved)"""
+    """Return ([(loss, gradient norm)], the steps that saved)."""
     _, history = train(config)
     steps = [row["step"] for row in history if "save_s" in row]
     return [(row["loss"], row["grad_norm"]) for row in history], steps
@@ -269,7 +269,7 @@ def test_pieces_are_the_whole(pools, ranks, way, tmp_path):
     stored = {stem: load_file(whole / f"{stem}.safetensors") for stem in ("model", "optimizer")}
     held = sum(file.stat().st_size for file in pieces.glob("*-rank-*"))
     most = sum(t.nbytes for tensors in stored.values() for t in tensors.values())
-    assert held < most + 40_000  # what several ranks have alike is there once
+    assert held < most + 40_000  # replicated tensors are stored once
 
     join(pieces, tmp_path / "joined")
     with pytest.raises(
@@ -285,7 +285,7 @@ def test_pieces_are_the_whole(pools, ranks, way, tmp_path):
     assert mine.keys() == by_torch.keys() == stored["model"].keys()
     assert all(torch.equal(mine[name], stored["model"][name]) for name in mine)
     assert all(torch.equal(mine[name], by_torch[name]) for name in mine)
-    # the run goes on as it was, and on one rank too
+    # the run resumes as it was, and on one rank
     same = resumed(pieces, out=None, save_every=None)
     assert pool.run(curve, same)[0][0] == expected[2:]
     alone = {"pp": 1, "tp": 1, "shard": "none", "micro_batches": None}
@@ -330,7 +330,7 @@ def test_the_same_command_begins_goes_on_and_ends(tmp_path, capsys):
 
 
 def test_a_run_that_was_killed_in_its_last_save_is_finished(tmp_path, capsys):
-    """After the rename: the links, the older checkpoint and the last line of metrics are left."""
+    """After the rename, links, older checkpoint and last line of metrics are still to do."""
     run, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
     command = [*FLAGS.split(), "--out", str(run), "--metrics", str(metrics), "--auto-resume"]
     command += ["--keep", "1", "--steps"]

@@ -1,4 +1,4 @@
-"""The cases of lesson 11, whose notebook shows that each cause is found."""
+"""The slow runs of lesson 11, whose notebook shows that each cause is found."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A rank waits for another for --time-limit seconds, and then says for which one."""
+"""A rank waits for another for --time-limit seconds and then names it."""
 
 import os
 import re
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.thorough
 
 @pytest.mark.parametrize("stopped, shared", [(0, 1), (1, 1), (0, 0)])
 def test_a_rank_that_stands_still_is_named(tmp_path, stopped, shared):
-    """Its neighbour ends, with an exit status that lets torchrun start both again.
+    """Its neighbour exits with a status that lets torchrun restart both.
 
-    shared   whether torchrun keeps the store of the ranks; else rank 0 does
+    shared   whether torchrun hosts the ranks' store; otherwise rank 0 does
     """
     metrics, errors = tmp_path / "metrics.jsonl", tmp_path / "errors"
     limit = patience(4)
@@ -35,7 +35,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, stopped, shared):
         ranks = psutil.Process(process.pid).children()
         still = next(r for r in ranks if r.environ()["RANK"] == str(stopped))
         still.suspend()
-        wait_for(lambda: "Sending process" in errors.read_text(), process)  # torchrun has seen it
+        wait_for(lambda: "Sending process" in errors.read_text(), process)  # torchrun has noticed
         still.kill()  # torchrun itself would wait another 30 s for it
         process.wait(timeout=patience(60))
     finally:
@@ -51,7 +51,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, stopped, shared):
 
 
 def test_ranks_that_do_not_meet_say_so():
-    """Rank 0 alone; and rank 1, where a program listens that is none of the ranks."""
+    """Rank 0 is alone; rank 1 connects to a program that is no rank."""
     with socket.create_server(("127.0.0.1", 0)) as foreign, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         ports = free.getsockname()[1], foreign.getsockname()[1]

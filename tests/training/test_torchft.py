@@ -1,4 +1,4 @@
-"""Replicas under torchft: one is killed, the others go on, and a new one takes its place."""
+"""Replicas under torchft: one is killed, the others continue, and a new one takes its place."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from utils.training import torchft_replica
 from utils.training.torchft_replica import Run, alone, lighthouse, train
 
 pytestmark = pytest.mark.skipif(
-    not torchft_replica.AVAILABLE, reason="torchft has wheels for Linux on x86-64 alone"
+    not torchft_replica.AVAILABLE, reason="torchft has wheels only for Linux on x86-64"
 )
 LIGHTHOUSE = "torchft_lighthouse"
 
 
 def lighthouses():
-    """The lighthouses that this process has started and that are still there."""
+    """The lighthouses that this process has started and that still run."""
     below = psutil.Process().children(recursive=True)
     return [child for child in below if any(LIGHTHOUSE in word for word in child.cmdline())]
 
@@ -49,16 +49,16 @@ def test_a_killed_replica_is_replaced(tmp_path, follow):
     assert [(a.step, a.replicas) for a in new[0]] == [(step, 3) for step in range(8, 12)]
 
     apart = [abs(a.loss - b) for a, b in zip(committed(first[0]), alone(run), strict=True)]
-    assert max(apart[:5]) < 1e-5  # the first loss after a step without the lost rows is number 5
+    assert max(apart[:5]) < 1e-5  # loss 5 is the first after a step without the lost rows
     assert max(apart) < 1e-5 if follow else max(apart) > 1e-4
-    # What the library noticed is in the folder, not on the screen. One of the two that are left may
-    # have had all it wanted from the killed one.
+    # The library logs to the folder, not to the screen. One of the two survivors may already have
+    # received everything it needed from the killed replica.
     words = [(tmp_path / f"replica{rank}.log").read_text() for rank in (0, 1)]
     assert any("got exception" in own for own in words), words
 
 
 def test_rows_that_follow_the_quorum_are_all_there():
-    """The shares of 3 replicas, and of 2, are the whole batch: equal halves and thirds of it."""
+    """Two or three replicas split the whole batch evenly."""
     run = Run("", "")
     for size in (2, 3):
         shares = [corpus.share_of_batch(run.batch, place, size) for place in range(size)]
@@ -111,7 +111,7 @@ def test_the_lighthouse_ends_with_a_failure():
 
 @pytest.mark.thorough
 def test_a_lighthouse_goes_when_its_parent_is_killed():
-    """Its supervisor's input ends with the parent."""
+    """Its supervisor's input closes with the parent."""
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:

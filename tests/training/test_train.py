@@ -1,4 +1,4 @@
-"""Training: N ranks equal one, a stopped run goes on exactly, wrong options are named."""
+"""Training: N ranks match one, a stopped run resumes exactly, metrics replace no other file."""
 
 import json
 import os
@@ -39,7 +39,7 @@ ODD = TrainConfig(
 )
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only: what it does is there")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only for glibc")
 def test_freed_memory_is_used_again():
     def new_pages():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -60,7 +60,7 @@ def ranks():
 
 
 def run(config, stop_at=None, stop_rank=0):
-    """What a rank does: trains; returns (rows without times, parameters by name)."""
+    """Train on this rank; return (rows without times, parameters by name)."""
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def on_step(row):
@@ -76,7 +76,7 @@ def timeless(row):
 
 
 def assert_same_run(ours, theirs, tolerance):
-    """Equal loss curves, gradient norms, held-out losses and final parameters."""
+    """Assert equal loss curves, gradient norms, held-out losses and final parameters."""
     assert [set(row) for row in ours[0]] == [set(row) for row in theirs[0]]
     for mine, other in zip(ours[0], theirs[0]):
         assert mine == pytest.approx(other, rel=tolerance, abs=0), f"step {mine['step']}"
@@ -84,32 +84,32 @@ def assert_same_run(ours, theirs, tolerance):
         torch.testing.assert_close(parameter, theirs[1][name], rtol=tolerance, atol=tolerance)
 
 
-# ---- N ranks are one rank
+# ---- N ranks match one
 
 
 def test_ranks_learn_what_one_rank_learns(ranks):
     alone, together = run(ODD), ranks.run(run, ODD)
     assert_same_run(together[0], alone, tolerance=1e-11)
     for other in together[1:]:
-        assert other[0] == together[0][0]  # every rank knows the same, to the bit
+        assert other[0] == together[0][0]  # all ranks agree bit for bit
         assert all(torch.equal(other[1][name], value) for name, value in together[0][1].items())
     assert [row["step"] for row in alone[0] if "val_loss" in row] == [4, 6]
 
 
-# ---- a stopped run goes on
+# ---- a stopped run resumes
 
 
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
     whole = run(replace(ODD, precision="fp32"))
     first = run(replace(ODD, precision="fp32", out=str(tmp_path / "run")), stop_at=2)
     rest = run(resumed(tmp_path / "run"))
-    assert [row["step"] for row in first[0]] == [1, 2, 3]  # it ends with the step it was in
+    assert [row["step"] for row in first[0]] == [1, 2, 3]  # it finishes the step it was in
     assert without_validation(first[0] + rest[0]) == without_validation(whole[0])
     assert all(torch.equal(value, whole[1][name]) for name, value in rest[1].items())
 
 
 def without_validation(rows):
-    """Nor with what only a run has that saves."""
+    """Nor with the keys that only a run that saves has."""
     left_out = ("val_", "save_")
     return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in rows]
 
@@ -118,12 +118,12 @@ def test_ranks_stop_together_and_go_on(ranks, tmp_path):
     config = replace(ODD, precision="fp32", out=str(tmp_path / "run"))
     whole = ranks.run(run, replace(config, out=None))[0]
     first = ranks.run(run, config, stop_at=2, stop_rank=ranks.size - 1)
-    assert [len(rows) for rows, _ in first] == [3] * ranks.size  # only one was asked to stop
+    assert [len(rows) for rows, _ in first] == [3] * ranks.size  # only one rank was asked to stop
     again = replace(resumed(tmp_path / "run"), out=None)
     rest = ranks.run(run, again)[0]
     assert without_validation(first[0][0] + rest[0]) == without_validation(whole[0])
     assert all(torch.equal(value, whole[1][name]) for name, value in rest[1].items())
-    losses = [row["loss"] for row in run(again)[0]]  # on another number of ranks: one
+    losses = [row["loss"] for row in run(again)[0]]  # and on a single rank
     assert losses == pytest.approx([row["loss"] for row in rest[0]], rel=1e-4)
 
 
@@ -215,7 +215,7 @@ def test_command(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
     assert [row["step"] for row in rows] == [1, 2, 3]
-    assert rows[0]["loss"] == pytest.approx(5.55, abs=0.1)  # ln 256 = 5.545: it knows nothing
+    assert rows[0]["loss"] == pytest.approx(5.55, abs=0.1)  # ln 256 = 5.545: untrained
     assert rows[2]["tokens"] == 3 * 7 * 33
     assert rows[2]["val_bits"] == pytest.approx(rows[2]["val_loss"] / 0.6931, rel=1e-3)
     text = "\n".join(lines)
@@ -227,7 +227,7 @@ def test_command(tmp_path, capsys):
 @pytest.mark.thorough
 @pytest.mark.parametrize("more", [[], ["--save-every", "1", "--save-async"]])
 def test_a_second_interrupt_stops_at_once(tmp_path, capsys, monkeypatch, more):
-    """What was saved before stays, and nothing half written is left."""
+    """Earlier checkpoints stay, and no partial one is left."""
 
     def twice(row):
         if row["step"] == 3:
@@ -243,7 +243,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path, capsys, monkeypatch, more):
     assert not list(out.glob(".checkpoint*")) and out.exists() == bool(more)
 
 
-# ---- tokens by a tokenizer
+# ---- tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def words(tmp_path_factory):
 
 def test_bits_are_per_byte_whatever_the_tokens_are(words, ranks, tmp_path):
     text = tmp_path / "text"
-    text.write_bytes(corpus.embedded()[:40_000])  # all of it would be encoded on every rank
+    text.write_bytes(corpus.embedded()[:40_000])  # short: every rank encodes all of it
     config = replace(ODD, text=str(text), tokenizer=words, steps=1, held_out_every=1, seq=20)
     alone, together = run(config), ranks.run(run, config)[0]
     assert_same_run(together, alone, tolerance=1e-11)
@@ -277,7 +277,7 @@ def test_a_checkpoint_carries_its_tokenizer(words, tmp_path, capsys):
     shutil.rmtree(moved)
     assert GPT.from_pretrained(out).config.eos_token_id == Tokenizer.load(out).end
     assert len(run(resumed(out, steps=2, sample=0))[0]) == 1
-    assert Tokenizer.load(out).size == 300  # the folder was written anew
+    assert Tokenizer.load(out).size == 300  # the folder was rewritten
     with pytest.raises(ValueError, match="is not the tokenizer of the run"):
         resumed(out, tokenizer=str(tmp_path))
     run(replace(ODD, steps=1, out=str(tmp_path / "bytes")))
@@ -285,7 +285,7 @@ def test_a_checkpoint_carries_its_tokenizer(words, tmp_path, capsys):
         resumed(tmp_path / "bytes", tokenizer=words)
 
 
-# ---- the loop
+# ---- the training loop
 
 
 def test_schedule_is_a_trapezoid():
@@ -346,7 +346,7 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
     config = replace(ODD, metrics=str(metrics), out=str(tmp_path / "run"), steps=3)
     train(config)
     row = json.loads(metrics.read_text().splitlines()[-1])
-    with metrics.open("a") as file:  # a run that was killed after its last checkpoint, and wrote
+    with metrics.open("a") as file:  # as if killed some steps after its last checkpoint
         for step in (4, 5):
             file.write(json.dumps({**row, "step": step, "loss": 9.9}) + "\n")
         file.write('{"step": 6, "lo')
@@ -358,7 +358,7 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
         train(resumed(tmp_path / "other", steps=3, metrics=str(metrics)))
     assert len(metrics.read_text().splitlines()) == 5
     again = replace(config, out=str(tmp_path / "new"), auto_resume=True)
-    train(again)  # the same run, killed before it could save, begins its file again
+    train(again)  # the same run, killed before its first save, starts its file over
     assert len(metrics.read_text().splitlines()) == 3
 
 
@@ -380,13 +380,13 @@ def test_metrics_have_the_step_of_a_checkpoint_whose_run_died_before_it_wrote_th
     train(replace(ODD, metrics=str(metrics), out=str(tmp_path / "run"), steps=3))
     *before, last = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(before) + left)
-    for steps in (5, 6):  # once, and no second time
+    for steps in (5, 6):  # added once, not twice
         train(resumed(tmp_path / "run", steps=steps))
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(1, steps + 1))
         assert rows[2].items() <= json.loads(last).items()
         assert {"loss", "tokens", "seconds", "lr", "grad_norm"} <= set(rows[2])
-    (tmp_path / "another.jsonl").touch()  # in which the steps before are not either
+    (tmp_path / "another.jsonl").touch()  # which lacks the earlier steps too
     config = resumed(tmp_path / "run", steps=7, metrics=str(tmp_path / "another.jsonl"))
     train(config)
     assert json.loads((tmp_path / "another.jsonl").read_text())["step"] == 7
@@ -408,10 +408,10 @@ def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
     elif kind == "fifo":
         os.mkfifo(target)
     elif kind == "device":
-        try:  # of numbers behind which there is nothing
+        try:  # device numbers without a driver
             os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(0, 0))
         except PermissionError:
-            pytest.skip("only root makes devices")
+            pytest.skip("only root can create devices")
     else:
         target.mkdir()
     before = written(target)
@@ -424,7 +424,7 @@ def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
 
 
 def written(path):
-    """What changes with a file when somebody writes or replaces it, and not when it is read."""
+    """The status fields that change when a file is written or replaced, but not when it is read."""
     found = path.stat()
     return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -432,7 +432,7 @@ def written(path):
 def test_metrics_go_through_a_link_to_their_file(tmp_path):
     (tmp_path / "link").symlink_to("file")
     config = replace(ODD, metrics=str(tmp_path / "link"), out=str(tmp_path / "run"), steps=1)
-    train(config)  # a new file, then one that is there
+    train(config)  # first a new file, then an existing one
     train(resumed(tmp_path / "run", steps=2))
     assert len((tmp_path / "file").read_text().splitlines()) == 2
     assert (tmp_path / "link").is_symlink()
@@ -441,7 +441,7 @@ def test_metrics_go_through_a_link_to_their_file(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_a_compiled_run_learns_the_same_with_experts(monkeypatch):
-    """Inductor compiles the training; the held-out loss does without its C++, which takes long."""
+    """Inductor compiles the training; the held-out loss skips its C++, which takes long."""
 
     def backend(graph, inputs):
         name = "inductor" if torch.is_grad_enabled() else "aot_eager"

@@ -1,7 +1,7 @@
-"""The matrix of training options that save memory, and of those that change what is computed.
+"""The matrix of training options that save memory, and of those that change the computation.
 
-`combinations.csv` has rows in which any two values of AXES meet that can
-(tests/training/pairwise.py). After a change of AXES or of what can meet, this writes it anew:
+`combinations.csv` covers every feasible pair of values of AXES (tests/training/pairwise.py). After
+a change of AXES or of what is feasible, write it again with
 
     python -m tests.training.train_combinations
 """
@@ -24,7 +24,7 @@ AXES = {
     "shard": ("none", "1", "2", "3"),
     "engine": ("torch", "deepspeed"),
     "optimizer": ("adamw", "muon"),
-    "batch": (13,),  # divided by neither 2 nor 3: unequal shares, unequal micro-batches
+    "batch": (13,),  # not divisible by 2 or 3: unequal rows per rank and per micro-batch
     "tie": (False, True),
     "clip": (0.0, 0.1),
     "weight_decay": (0.0, 0.5),
@@ -51,17 +51,17 @@ class Combination:
         return " ".join(words)
 
     def alone(self):
-        """The plain run on one rank that this one must equal."""
+        """The plain single-rank run that this one must match."""
         plain = {name: getattr(PLAIN, name) for name in MEMORY}
         return replace(self.config, **plain)
 
 
-# what changes where things are and when they are computed, and must not change the result
+# options that change where and when things are computed, but must not change the result
 MEMORY = ("accumulate", "recompute", "offload", "shard", "engine")
 
 
 def combination(values):
-    """The Combination of a dictionary of AXES, or None where it makes no sense."""
+    """Return the Combination of a dictionary of AXES, or None if it is not feasible."""
     try:
         return Combination(
             values["ranks"],
@@ -83,7 +83,7 @@ def feasible(fixed):
 
 
 def cost(values):
-    """About how many CPU-seconds a combination takes, with the plain run that it is compared to."""
+    """The approximate CPU-seconds of a combination and of its plain run."""
     passes = values["accumulate"] * (3 if values["shard"] in ("2", "3") else 1)
     return 0.5 + values["ranks"] * (0.1 + 0.05 * passes)
 

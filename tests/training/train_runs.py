@@ -1,4 +1,4 @@
-"""What the tests of a training run share: running it, and how near two runs must be."""
+"""Shared by the tests of a training run: running it, and how closely two runs must match."""
 
 import functools
 from contextlib import nullcontext
@@ -12,22 +12,22 @@ from utils.memory.precision import weight_format
 from utils.models.gpt import GPT
 from utils.training.train import train
 
-# how far a run may be from the plain one: relative, of losses and gradient norms; and of the way
-# that the parameters have gone, whose first steps AdamW makes of the gradients' signs
+# how far a run may be from the plain one: relative, for losses and gradient norms; and, for the
+# parameters, as a fraction of how far they moved: AdamW's first steps follow the gradients' signs
 TOLERANCE = {
     "fp64": (1e-9, 1e-6),
     "fp32": (2e-5, 5e-3),
     "bf16": (5e-3, 0.2),
     "fp16": (2e-3, 0.1),
 }
-# Muon makes its matrices orthogonal in bf16: rounding there, not in the run's own precision
+# Muon orthogonalizes its matrices in bf16, which rounds more than the run's own precision
 MUON = (2e-4, 0.1)
 
 
 def run(config, count=False):
-    """(metric rows, {name: parameter} on rank 0, traffic of the second step by operation).
+    """Return (metric rows, {name: parameter} on rank 0, [(operation, bytes)] of the second step).
 
-    count   whether to count the traffic: it slows every operation down
+    count   whether to count the traffic, which slows down every operation
     """
     rows, marks = [], []
     with Traffic() if count else nullcontext() as traffic:
@@ -54,7 +54,7 @@ def initial(config):
 
 
 def distance(parameters, others, start):
-    """How far apart two sets of parameters are, as a part of the way that the second has gone."""
+    """The distance between two sets of parameters, relative to how far the second moved."""
     apart = sum((parameters[name] - others[name]).square().sum() for name in others)
     way = sum((others[name] - start[name]).square().sum() for name in others)
     return (apart / way).sqrt().item()
@@ -69,8 +69,7 @@ def tolerance(config):
 
 
 def totals(events):
-    """{operation: (calls, bytes that this rank handed over)}; in step 2 DDP also broadcasts the new
-    order of its buckets, which is left out."""
+    """Return {operation: (calls, bytes)}, without DDP's broadcast of its bucket order in step 2."""
     result = {}
     for op, payload in events:
         if op == "broadcast":
@@ -81,9 +80,9 @@ def totals(events):
 
 
 def assert_same_run(ours, theirs, config):
-    """Equal losses, gradient norms, held-out losses and final parameters, as the precision allows.
+    """Assert equal metrics and final parameters, as closely as the precision allows.
 
-    ours, theirs   (rows, parameters) of `run`; config: the plain run's, that of theirs
+    ours, theirs   (rows, parameters) of `run`; theirs is the plain run, with `config`
     """
     near, way = tolerance(config)
     for mine, other in zip(ours[0], theirs[0], strict=True):
@@ -91,6 +90,6 @@ def assert_same_run(ours, theirs, config):
         for key in set(mine) - {"seconds", "tokens_per_s"}:
             rel = 5 * near if key == "grad_norm" else near
             assert mine[key] == pytest.approx(other[key], rel=rel), f"{key}, step {mine['step']}"
-    assert set(ours[1]) == set(theirs[1]), "other names of parameters"
+    assert set(ours[1]) == set(theirs[1]), "parameter names differ"
     apart = distance(ours[1], theirs[1], initial(config))
-    assert apart < way, f"parameters are {apart:.2} of their way apart"
+    assert apart < way, f"parameters differ by {apart:.2} of how far they moved"
