@@ -1,7 +1,7 @@
-"""The recipes of docs/cluster.md: each ends in the line that `launch` prints, which runs on nodes.
+"""The recipes of docs/cluster.md: each ends in the line that `launch` prints, and it runs on nodes.
 
-Slurm, ssh and Kubernetes are not here. Stand-ins for their commands note what they were asked to
-start; what matters then runs for real, on network namespaces.
+Stand-ins for the commands of Slurm, ssh and Kubernetes record what they are asked to start; the
+line itself then runs for real, in network namespaces.
 """
 
 import os
@@ -26,7 +26,7 @@ needs_nodes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 TRAIN = ["--steps", "2", "--batch", "4", "--seq", "16", "--hidden", "32", "--layers", "1"]
 TRAIN += ["--sample", "0", "--metrics", "-"]
 LONG_RUN = ["--steps", "100000", "--out", "runs/first", "--auto-resume", "--save-every", "100"]
-# a file for each call: calls may run at once
+# a file per call: calls may run concurrently
 NOTE = '#!/bin/sh\nprintf "%s\\n" "$@" > "$NOTES/$$"\n'
 RANK = """
 import os, socket, sys
@@ -37,9 +37,9 @@ print("started", socket.gethostname(), *(os.environ[name] for name in names), *s
 
 @pytest.fixture
 def stand_ins(tmp_path):
-    """run(script, *words, commands, **environment) -> for each call of a stand-in, its words.
+    """run(script, *words, commands, status, **environment) -> [the words of each stand-in's call].
 
-    status: that of the script
+    status   the exit status that the script must have
     """
 
     def run(script, *words, commands, inside=False, status=0, **environment):
@@ -114,7 +114,7 @@ def test_slurm_starts_the_line_on_every_node(stand_ins):
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_slurm_goes_back_into_the_queue_until_the_run_is_over(stand_ins, status):
-    """A torchrun that was asked to end has another status than 0: test_elastic.py."""
+    """A torchrun that was asked to end exits with a nonzero status: test_elastic.py."""
     calls = requeue(stand_ins, srun=f"{NOTE}exit {status}\n")
     (line,) = (call for call in calls if call[0] == ".venv/bin/torchrun")
     again = ["--auto-resume", "--save-every", "100"]
@@ -137,7 +137,7 @@ def requeue(stand_ins, srun, **facts):
 
 
 def test_the_variables_of_a_restart_are_the_same_everywhere(stand_ins):
-    """Those of the line before torchrun, as the ranks' own nodes get them."""
+    """The variables in front of torchrun reach the ranks of Slurm and of Kubernetes."""
     line = shlex.split(shell_command(["-m", "utils.train"], 8, 2, restarts=3))
     variables = dict(word.split("=") for word in line[: line.index("torchrun")])
     assert variables == {"OMP_NUM_THREADS": "1", **RESTARTING}
@@ -149,7 +149,7 @@ def test_the_variables_of_a_restart_are_the_same_everywhere(stand_ins):
 
 
 def kubernetes_job():
-    """[the Service, the Job] of the recipe."""
+    """The Service and the Job of the recipe."""
     service, job = yaml.safe_load_all((DOCS / "job.yaml").read_text())
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     return service, job
@@ -162,7 +162,7 @@ def test_kubernetes_says_the_line_that_restarts():
     container = pod["containers"][0]
     words = [*container["command"], *container["args"]]
     assert all(isinstance(word, str) for word in words)
-    # an Indexed Job names its pods by number, and a headless Service makes their names known
+    # an Indexed Job numbers its pods, and a headless Service makes their names resolvable
     head = f"{job['metadata']['name']}-0.{pod['subdomain']}"
     arguments = ["--tp", "8", "--pp", "2", "--batch", "512", *LONG_RUN]
     arguments[arguments.index("runs/first")] = "/runs/first"
@@ -195,7 +195,7 @@ def test_jupyterlab_gets_a_port_of_its_own_and_a_log_that_others_cannot_read(sta
     script, log = DOCS / "slurm_lab.sbatch", tmp_path / "kintsugi-lab-1234.log"
     log.touch(mode=0o644)
     assert stand_ins(script, commands={"make": NOTE}, SLURM_JOB_ID="1234") == [["lab", "PORT=8934"]]
-    assert log.stat().st_mode & 0o777 == 0o600  # the address in it has a token
+    assert log.stat().st_mode & 0o777 == 0o600  # it contains an address with a token
 
 
 def test_the_scripts_are_shell_and_their_options_come_before_commands():
@@ -221,7 +221,7 @@ def test_kubernetes_says_the_same_by_variables():
     assert (
         words[0] == "torchrun" and [*line, *words[1:]] == expected[:2] + expected[-len(words) + 1 :]
     )
-    assert all(isinstance(word, str) for word in words)  # Kubernetes takes no bare numbers
+    assert all(isinstance(word, str) for word in words)  # Kubernetes accepts only strings
 
 
 def trainjob():
@@ -232,7 +232,7 @@ def trainjob():
 
 
 def trainer_variables(job, node, ranks=None):
-    """What Kubeflow Trainer's torch runtime puts into the environment of a pod."""
+    """The variables that Kubeflow Trainer's torch runtime sets in a pod."""
     return {
         "PET_NNODES": str(job["numNodes"]),
         "PET_NPROC_PER_NODE": str(ranks or job["numProcPerNode"]),

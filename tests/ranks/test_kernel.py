@@ -18,12 +18,12 @@ pool.PATIENCE = 60.0  # no test has a rank that must be killed
 ranks = Ranks(2, timeout=120)
 print("PIDS", *ranks.pids, f._forkserver._forkserver_pid)
 """
-# A cell begins with this: its file says that a rank has come so far.
+# The beginning of a cell: its file shows that a rank has reached it.
 BEGUN = "mark = 7\nopen(f'{folder}/{{rank}}', 'w').close()\n"
 
 
 def wait_for_both(folder, seconds=60):
-    """Until both ranks have written their file; then they are inside the cell."""
+    """Wait until both ranks have written their file and thus are inside the cell."""
     deadline = time.monotonic() + patience(seconds)
     while len(list(folder.iterdir())) < 2:
         assert time.monotonic() < deadline, "the ranks did not begin the cell"
@@ -31,7 +31,7 @@ def wait_for_both(folder, seconds=60):
 
 
 class Kernel:
-    """A kernel and what its cells print."""
+    """A kernel and the output of its cells."""
 
     def __init__(self):
         self.start()
@@ -40,7 +40,7 @@ class Kernel:
         self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=200)
 
     def execute(self, source):
-        """Runs a cell; returns (text of stdout, the error's text or "")."""
+        """Run a cell; return (text of stdout, the error's text or "")."""
         return self.wait(self.client.execute(source))
 
     def wait(self, request):
@@ -69,7 +69,7 @@ class Kernel:
 
 @pytest.fixture(scope="module")
 def kernel():
-    """Each test leaves it in order, or, at the end of the file, with a successor."""
+    """Each test leaves it usable, except the last, which starts a new one if necessary."""
     kernel = Kernel()
     yield kernel
     kernel.end()
@@ -94,7 +94,7 @@ def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
 
 
 def test_a_section_run_again_runs_on_its_own_ranks(kernel):
-    """Also when other groups have been opened since."""
+    """Even if other groups have been opened since."""
     kernel.open_ranks()
     _, error = kernel.execute("one, three = Ranks(1), Ranks(3)")
     assert not error
@@ -122,7 +122,7 @@ def test_interrupting_the_kernel_interrupts_the_ranks(kernel, tmp_path):
         kernel.manager.interrupt_kernel()
         _, error = kernel.wait(request)
         assert error.startswith("KeyboardInterrupt")
-        assert time.monotonic() - start < 60  # by themselves they end after 120 or more
+        assert time.monotonic() - start < 60  # on their own they would end after 120 s or more
         text, error = kernel.execute("%%ranks\ndist.barrier()\nmark")
         assert (text, error) == ("all ranks │ 7\n", "")
 
@@ -140,8 +140,8 @@ def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(kernel):
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["restart", "shutdown", "SIGKILL"])
 def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
-    """A killed one while a rank is busy and the other idle."""
-    if not kernel.manager.is_alive():  # since the test before
+    """SIGKILL comes while one rank is busy and the other idle."""
+    if not kernel.manager.is_alive():  # since the previous test
         kernel.end()
         kernel.start()
     pids = kernel.open_ranks()
@@ -154,4 +154,4 @@ def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
         kernel.client.execute(f"%%ranks\n{begun}while rank == 1:\n    pass")
         wait_for_both(tmp_path)
         os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
-    assert gone(pids), "ranks are still there"
+    assert gone(pids), "ranks are still alive"

@@ -1,4 +1,4 @@
-"""launch(): real torchrun runs, their metrics, their failures, and that nothing is left behind."""
+"""launch(): real torchrun runs, their metrics and failures; nothing is left behind."""
 
 import os
 import shlex
@@ -77,7 +77,7 @@ def test_metrics_come_back_as_a_table_and_the_printed_command_runs_in_a_shell(sc
 
 def test_the_failing_ranks_traceback_comes_first(script, capsys):
     with pytest.raises(LaunchError) as error:
-        launch(script, ranks=2, args=["fail", "sleep"])  # rank 0 does not fail as well, soon after
+        launch(script, ranks=2, args=["fail", "sleep"])  # or else rank 0 would fail too
     lines = str(error.value).splitlines()
     assert lines[0] == "rank 1 failed first:"
     assert lines[1] == "Traceback (most recent call last):"

@@ -1,4 +1,4 @@
-"""Nodes: real rendezvous over shaped links, and that nothing is left, whatever happens inside."""
+"""Nodes: real rendezvous over shaped links; nothing is left, whatever happens inside."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 
 def marked(mark):
-    """The processes that carry the mark in their environment."""
+    """The processes with this mark in their environment."""
     found = []
     for process in psutil.process_iter(["status", "environ", "name"]):
         environment = process.info["environ"] or {}
@@ -57,7 +57,7 @@ def marked(mark):
 
 
 def gone(mark, seconds=60):
-    """Whether all of them end, within some seconds."""
+    """Whether all of them end within `seconds`."""
     deadline = time.monotonic() + patience(seconds)
     while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -94,7 +94,7 @@ def four(pair):
 
 
 def all_reduce(members, numbers):
-    """Seconds of an all-reduce of float32 `numbers` inside the group of these ranks."""
+    """Seconds of an all-reduce of `numbers` float32 elements among these ranks."""
     group = dist.new_group(members)
     if dist.get_rank() not in members:
         return 0.0
@@ -144,8 +144,7 @@ def test_traffic_between_nodes_is_counted_and_traffic_inside_a_node_is_free(pair
     inside = sent_for([0, 1])
     across = sent_for([1, 2])
     assert max(inside) < 0.05 * size, inside
-    # two ranks send 2 (N-1)/N = 1 times the tensor each; TCP's headers come on top, and packets
-    # that were sent twice
+    # two ranks each send 2 (N-1)/N = 1 times the tensor, plus TCP headers and retransmissions
     assert all(0.99 * size < sent < 1.3 * size for sent in across), across
 
 
@@ -155,7 +154,7 @@ def test_the_speed_is_a_limit_and_can_be_changed(pair, four):
     pair.gbit = 0.01
     try:
         seconds = max(four.run(all_reduce, [0, 2], 200_000))
-        # 800,000 bytes in each direction, without what the bucket holds in the beginning
+        # 800,000 bytes in each direction, less the initial content of the bucket
         assert seconds > 0.7 * (800_000 - 2 * 65536) * 8 / 0.01e9
         inside = min(max(four.run(all_reduce, [2, 3], 200_000)) for _ in range(3))
         assert inside < seconds
@@ -252,7 +251,7 @@ with socket.create_connection(("node0", 7000), timeout=60):
 
 @needs_nodes
 def test_a_node_that_is_killed_is_silent_and_nothing_of_it_is_left(mark):
-    """Its cable goes first: the other end of a connection does not hear that it is closed."""
+    """Its link goes down first: the other end of a connection does not see it close."""
     with Nodes(2) as nodes:
         listener = nodes.start(0, [sys.executable, "-c", LISTEN])
         assert listener.answer(patience(60)) == b"listening"
@@ -283,7 +282,7 @@ def test_a_node_that_comes_back_has_its_name_its_address_and_its_cable(mark):
         assert "10.77.0.1/16" in ended[0][1]
         with nodes.ranks(per_node=1) as ranks:
             seconds = max(ranks.run(all_reduce, [0, 1], 200_000))
-        assert seconds > 0.7 * (800_000 - 2 * 65536) * 8 / 0.01e9  # as fast as the others
+        assert seconds > 0.7 * (800_000 - 2 * 65536) * 8 / 0.01e9  # still limited
 
 
 @needs_nodes
@@ -330,9 +329,7 @@ def test_an_exception_inside_ends_daemons_too(mark):
     daemon = "setsid sh -c 'sleep 300 & sleep 300' >/dev/null 2>&1 & echo started"
     with pytest.raises(ZeroDivisionError), Nodes(2) as nodes:
         assert "started" in nodes.run(["sh", "-c", daemon])[1][1]
-        deadline = time.monotonic() + patience(
-            30
-        )  # the daemons may begin after the command has ended
+        deadline = time.monotonic() + patience(30)  # daemons may start after the command ends
         while sum("sleep" in entry for entry in marked(mark)) < 4:
             assert time.monotonic() < deadline, marked(mark)
             time.sleep(0.05)
@@ -342,7 +339,7 @@ def test_an_exception_inside_ends_daemons_too(mark):
 @needs_nodes
 def test_an_interrupt_ends_what_runs(mark, tmp_path):
     def interrupt_when_it_runs():
-        while len(list(tmp_path.iterdir())) < 2:  # a file of each node
+        while len(list(tmp_path.iterdir())) < 2:  # a file per node
             time.sleep(0.05)
         time.sleep(0.5)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -388,7 +385,7 @@ def test_nodes_that_nobody_holds_are_closed(mark):
     assert gone(mark)
 
 
-# --- where it is not possible, and what makes no sense --------------------------------------------
+# --- unsupported machines and invalid arguments --------------------------------------------------
 
 
 def test_one_sentence_says_why_not(monkeypatch):

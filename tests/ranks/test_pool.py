@@ -23,13 +23,13 @@ from utils.ranks import pool as pool_module
 from utils.ranks.magic import open_pool, parse_line, parse_ranks
 from utils.ranks.pool import Dead, RankError, Ranks, device
 
-LIMIT = 3  # seconds for a collective: more than ranks are apart on a busy machine
+LIMIT = 3  # seconds for a collective: more than the skew of ranks on a busy machine
 HUNG = f"did not complete within {LIMIT} s"
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """On a busy machine ranks come later to what ends a cell."""
+    """On a busy machine, ranks take longer to end after one has failed."""
     monkeypatch.setattr(pool_module, "GRACE", patience(1))
 
 
@@ -46,7 +46,7 @@ def total_of_ranks(scale):
 
 
 def gone(pids, seconds=30):
-    """Whether all these processes have ended (a zombie has) within so many seconds."""
+    """Whether all these processes end within `seconds`; a zombie counts as ended."""
     deadline = time.monotonic() + patience(seconds)
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -160,7 +160,7 @@ def test_a_result_that_cannot_be_sent_is_said(pool):
 
 
 class TwoWords(Exception):
-    """Can be sent and cannot be made again: pickle calls the class with its one argument."""
+    """Can be pickled but not unpickled: pickle calls the class with a single argument."""
 
     def __init__(self, first, second):
         super().__init__(f"{first} {second}")
@@ -304,9 +304,9 @@ def test_a_notebooks_function_may_drag_a_module_of_torch_along(pool):
         "    import torch.distributed as dist\n"
         "    return dist.get_rank() + torch.tensor(config).item()\n"
     )
-    namespace = {"__name__": "__main__"}  # as in a notebook: the function travels by value
+    namespace = {"__name__": "__main__"}  # as in a notebook: the function is pickled by value
     exec(source, namespace)
-    with pytest.raises(TypeError, match="pickle"):  # what the pool's own pickler is for
+    with pytest.raises(TypeError, match="pickle"):  # why the pool has its own pickler
         cloudpickle.dumps(namespace["function"])
     assert pool.run(namespace["function"]) == [3, 4, 5, 6]
 
@@ -351,7 +351,7 @@ def test_every_kind_of_call_keeps_the_time_limit(call):
         start = time.monotonic()
         with pytest.raises(RankError, match=HUNG):
             ranks.cell(f"if rank == 0: dist.{call}")
-        assert time.monotonic() - start < 25  # the usual time limit is 30
+        assert time.monotonic() - start < 25  # the default time limit is 30
 
 
 def test_a_hang_inside_ddps_backward_is_a_hang():
@@ -407,20 +407,20 @@ def test_a_killed_rank_is_noticed_at_once_and_named(moment):
         said = r"(?s)Rank 1 was killed by SIGKILL.*restart\(\)"
         with pytest.raises(RankError, match=said) as error:
             ranks.cell("import time\nif rank == 1: time.sleep(60)\ndist.barrier()")
-        assert time.monotonic() - start < 20, error.value  # the others could wait for 30
+        assert time.monotonic() - start < 20, error.value  # the others would wait for 30
         assert gone(pids)
         ranks.restart()
         assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3
 
 
 def die_or_sum(victim, group):
-    """Rank `victim` is killed; the others notice, meet in a group of their own, and sum."""
+    """Kill rank `victim`; the others notice, form a new group and sum their ranks."""
     me, size = dist.get_rank(), dist.get_world_size()
     if me == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     with contextlib.suppress(RuntimeError):
         dist.all_reduce(torch.ones(1))
-        return "nobody was missed"
+        return "no rank was missed"
     dist.destroy_process_group()
     left = [rank for rank in range(size) if rank != victim]
     store = dist.FileStore(group, len(left))
@@ -503,13 +503,13 @@ def test_the_magics_line(line, parts):
 
 
 def test_a_cell_runs_on_the_group_that_is_meant(pool):
-    """On the named one, on `ranks`, or on the newest, whatever was opened and closed meanwhile."""
+    """The named one, `ranks` or the newest, whatever has been opened and closed meanwhile."""
     with Ranks(1) as pair, Ranks(1) as newest:
         variables = {"ranks": pool, "pair": pair, "_": pair, "number": 3}
         assert open_pool("", variables) is pool
         assert open_pool("pair", variables) is pair
         assert open_pool("", {"pair": pair}) is newest
-        for name in ("number", "nobody"):
+        for name in ("number", "unknown"):
             with pytest.raises(RankError, match=f"%%ranks {name}: .* are pair, ranks.$"):
                 open_pool(name, variables)
         pair.close()
