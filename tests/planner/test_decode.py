@@ -1,4 +1,4 @@
-"""Predicted seconds of decoding: sums that are known, what others measured, real links."""
+"""Predicted seconds of decoding: known sums, published measurements, real links."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_cache_is_keys_and_values_of_every_position():
     assert step.seconds["cache"] == pytest.approx(size / (A100.bandwidth * STREAM))
     halves = decode_step(model, A100, batch=3, context=1000, tp=2)
     assert halves.seconds["cache"] == pytest.approx(step.seconds["cache"] / 2)
-    # 16 ranks and 8 heads: a rank has one whole head, not half of one
+    # 16 ranks and 8 heads: each rank has one whole head, not half of one
     few, many = (decode_step(model, A100, 3, 1000, tp) for tp in (8, 16))
     assert few.seconds["cache"] == many.seconds["cache"]
 
@@ -139,7 +139,7 @@ def test_table_and_words():
 
 
 def test_slow_links_make_parallel_ranks_slower():
-    """As on a laptop: reading a small model takes less time than one all-reduce."""
+    """On a laptop, reading a small model takes less time than one all-reduce."""
     laptop = MACHINES["laptop"]
     steps = [decode_step(SMALL, laptop, tp=tp) for tp in (1, 2)]
     assert steps[1].total > steps[0].total
@@ -147,7 +147,7 @@ def test_slow_links_make_parallel_ranks_slower():
 
 
 class Count(TorchDispatchMode):
-    """Counts the operators that torch is asked for."""
+    """Count the operators that torch dispatches."""
 
     count = 0
 

@@ -53,7 +53,7 @@ def test_a_simulated_run_step_by_step():
     assert list(spans(20, 10, 1, 2, iter(times))) == [
         ("lost", 5.0),
         ("restarting", 2),
-        ("lost", 10.5),  # 12.5 s after the failure before, 2 of which it restarted
+        ("lost", 10.5),  # 12.5 s after the previous failure, 2 of them restarting
         ("restarting", 1.5),
         ("restarting", 2),
         ("computing", 10),

@@ -1,4 +1,4 @@
-"""A rank of a world that is not there does what a real rank does, and what the planner says."""
+"""A rank of a fake world does what a real rank does and what the planner predicts."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ BYTES = replace(MACHINES["dgx-h100"], levels=(Level(ANY, 1 / LINK, 0.0),))
 LONG = GPTConfig(vocab_size=512, hidden_size=1024, layers=2, heads=8, kv_heads=2,
                  max_positions=65536)
 AXES = ("tp", "cp", "pp", "dp_cp")
-LONG_CASES = [  # each of both in the first three
+LONG_CASES = [  # the first three have each of both
     ([*WAYS][(n + shift) % 3], RECOMPUTE[n]) for shift in range(3) for n in range(3)
 ]
 
@@ -35,7 +35,7 @@ def traffic_of(seen):
 
 
 def for_real(config, mix, options):
-    """On a real rank: what is compared, of the step at which gloo's threads held least."""
+    """On a real rank: the step in which gloo's threads held the least memory."""
     mesh = make_mesh(**mix)
     seen = min(
         (fake_run.one_step(config, mesh, **options) for _ in range(3)),
@@ -52,7 +52,7 @@ def four():
 
 @pytest.mark.parametrize(
     "mix, options",
-    first(0, [  # lesson 10 holds a fake rank against the formulas on every run
+    first(0, [  # lesson 10 checks a fake rank against the formulas on every run
         ({"pp": 2, "tp": 2}, {"recompute": "full"}),
         ({"dp": 2, "tp": 2}, {"sequence_parallel": True}),
         ({"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
@@ -72,7 +72,7 @@ def test_a_fake_rank_does_what_the_real_one_does(four, mix, options):
         assert traffic_of(seen) == traffic
         for kind in ("parameters", "gradients", "optimizer"):
             assert seen.memory[kind] == memory[kind], kind
-        # what gloo's threads still hold for some milliseconds is not there in a fake world
+        # a fake world lacks what gloo's threads still hold for some milliseconds
         assert 0.7 * sum(memory.values()) < seen.total <= 1.05 * sum(memory.values())
 
 
@@ -87,8 +87,8 @@ def test_a_thousand_ranks_hold_what_the_planner_says(recompute):
     assert seen.memory["parameters"] == 2 * seen.parameters
 
     layer = 2048 * 12288 * 2  # bytes of one micro-batch between two layers
-    # four all-reduces a layer; recomputing stops before the last one of the forward pass, whose
-    # result nobody needs again
+    # four all-reduces per layer; recomputation stops before the last one of the forward pass,
+    # whose result is not needed again
     a_layer = 5 if recompute == "full" else 4
     reduces = 4 * (a_layer * WIDE.layers // mix["pp"] + 1)  # and one for the embedding
     assert seen.calls("tp") == reduces
@@ -99,7 +99,7 @@ def test_a_thousand_ranks_hold_what_the_planner_says(recompute):
 
 @pytest.mark.parametrize("way, recompute", first(1, LONG_CASES))
 def test_a_rank_of_a_long_sequence_holds_and_sends_what_the_planner_says(way, recompute):
-    """All seconds of cp on a network of 1 byte/s, where nothing can hide, are its bytes."""
+    """On a network of 1 byte/s, where nothing can hide, the seconds of cp equal its bytes."""
     mix, seq = {"dp": 2, "tp": 2, "cp": 4}, 32768
     seen = observe(LONG, **mix, seq=seq, micro_batches=2, context=way, recompute=recompute)
     strategy = Strategy(**mix, global_batch=4, recompute=recompute, context=way)
@@ -110,7 +110,7 @@ def test_a_rank_of_a_long_sequence_holds_and_sends_what_the_planner_says(way, re
     assert seen.sent("dp_cp") == 2 * 7 / 8 * 2 * seen.parameters
 
 
-@pytest.mark.thorough  # lesson 10 does it, too
+@pytest.mark.thorough  # lesson 10 does it too
 def test_a_trillion_parameters_go_through_the_same_code():
     config = GPTConfig(vocab_size=51200, hidden_size=25600, layers=128, heads=160)
     assert config.parameter_count() > 1e12

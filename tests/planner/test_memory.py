@@ -30,7 +30,7 @@ from utils.training.step import make_engine
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LAPTOP = MACHINES["laptop"]
-CONFIGS = {  # a GPT, sequences of a micro-batch, tokens of each
+CONFIGS = {  # a GPT, sequences per micro-batch, tokens per sequence
     "plain": (GPTConfig(hidden_size=128, layers=4, heads=4), 8, 64),
     "grouped queries, large head": (GPTConfig(1000, 96, 3, heads=4, kv_heads=2), 4, 64),
     "few tokens": (GPTConfig(hidden_size=192, layers=3, heads=4, kv_heads=1), 2, 64),
@@ -68,7 +68,7 @@ TWO = [
 
 
 def one_step(config, batch, seq, mode, micro_batches, split=None):
-    """The peak, {kind: bytes}, of a step on this rank, after one that fills the optimizer."""
+    """The peak {kind: bytes} of a step on this rank, after one that fills the optimizer."""
     torch.manual_seed(0)
     model = recompute(GPT(config), mode)
     x = torch.randint(0, config.vocab_size, (batch, seq))
@@ -83,7 +83,7 @@ def one_step(config, batch, seq, mode, micro_batches, split=None):
 
     step()
     peaks = []
-    for _ in range(1 if split is None else 4):  # gloo frees a tensor now and then a little later
+    for _ in range(1 if split is None else 4):  # gloo sometimes frees a tensor a little later
         gc.collect()
         with Memory(model=pieces, optimizer=optimizer) as memory:
             step()
@@ -94,7 +94,7 @@ def one_step(config, batch, seq, mode, micro_batches, split=None):
 
 
 def _prepared(model, x, micro_batches, split):
-    """(what computes the gradients, the module that holds the parameters, the mesh)."""
+    """Return (a function that computes the gradients, the module, the mesh)."""
     loss_of, mesh = cross_entropy, None
     if split is not None and "pp" in split:
         mesh = make_mesh(pp=2)

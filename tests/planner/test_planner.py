@@ -1,4 +1,4 @@
-"""The planner's arithmetic: parameters to the last one, FLOPs, memory, search, command line."""
+"""The planner's arithmetic: exact parameters, FLOPs, memory, search, command line."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_parameters_are_those_of_the_released_checkpoints(name, parameters):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(("megatron", "1t"))])
 def test_parameters_and_flops_follow_megatrons_formulas(name):
-    """Narayanan et al. 2021: P = 12lh²(1 + 13/12h + (V+s)/12lh), which leaves the last norm out."""
+    """Narayanan et al. 2021: P = 12lh²(1 + 13/12h + (V+s)/12lh), without the last norm."""
     model = MODELS[name]
     h, layers, v, s, batch = model.hidden_size, model.layers, model.vocab_size, model.seq, 8
     formula = 12 * layers * h**2 * (1 + 13 / (12 * h) + (v + s) / (12 * layers * h))
@@ -49,7 +49,7 @@ def test_parameters_and_flops_follow_megatrons_formulas(name):
     with_recompute = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
     counted = model.flops(batch) + model.recomputed_flops("full", batch)
     assert counted == pytest.approx(with_recompute, rel=1e-12)
-    # Korthikanti et al. 2022: attention counts twice as much when it is recomputed
+    # Korthikanti et al. 2022: a recomputed forward pass of attention counts twice
     selective = 72 * batch * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
     selective += 4 * batch * s**2 * h * layers
     counted = model.flops(batch) + model.recomputed_flops("selective", batch)
@@ -107,7 +107,7 @@ def test_activations_are_those_of_korthikantis_table():
             pp=4, tp=t, micro_batch=b, global_batch=64, recompute=mode, sequence_parallel=split
         )
         got = plan(model, strategy, A100).memory["activations"]
-        mask = sbh / (t if split else 1) * 4  # of the embedding's dropout
+        mask = sbh / (t if split else 1) * 4  # the embedding's dropout
         assert got == pytest.approx(layers * layer + mask, rel=1e-9), mode
         more = Strategy(**{**vars(strategy), "interleave": 3})
         ratio = plan(model, more, A100).memory["activations"] / got
@@ -130,7 +130,7 @@ def test_schedules_hold_as_many_micro_batches_as_they_must():
         return plan(model, strategy, A100)
 
     usual, gpipe, less = held(), held(schedule="gpipe"), held(schedule="zero-bubble")
-    assert gpipe.memory["activations"] >= 8 * usual.memory["activations"]  # 32 and 4 of them
+    assert gpipe.memory["activations"] >= 8 * usual.memory["activations"]  # 32 and 4 micro-batches
     assert less.memory["activations"] == usual.memory["activations"]
     assert less.seconds["bubble"] == pytest.approx(usual.seconds["bubble"] / 3)
 
@@ -163,7 +163,7 @@ def test_the_kinds_add_up_and_the_rates_follow():
 
 
 def test_the_bubble_is_that_of_the_formula():
-    """(p−1)/(m·v) of the time that a stage works, where the stages are equal."""
+    """(p−1)/(m·v) of a stage's working time, for equal stages."""
     model = Model(96, 12288, 96, vocab_size=64, seq=2048)  # the ends cost nearly nothing
     for v in (1, 2):
         strategy = Strategy(pp=8, tp=8, interleave=v, global_batch=64, recompute="full")
@@ -190,7 +190,7 @@ def test_messages_go_over_the_slowest_network_that_they_cross():
         return function(machine, 1e9, np.array([n]), np.array([stride])).item()
 
     assert seconds(network.all_reduce, 8, 1) == pytest.approx(2 * 7 / 8 / (100 * used))
-    # one rank of a node: its own link; all eight of them: eight links
+    # one rank per node uses its own link, eight ranks use eight links
     assert seconds(network.all_reduce, 4, 8) == pytest.approx(2 * 3 / 4 / (10 * used))
     assert seconds(network.all_reduce, 16, 1) == pytest.approx(2 * 15 / 16 / (80 * used))
     assert seconds(network.gather, 16, 4) == pytest.approx(15 / 16 / (20 * used))
@@ -220,10 +220,10 @@ def test_tensor_parallelism_across_nodes_is_slow():
     assert seconds(8, 4) < seconds(16, 2) < seconds(32, 1)
 
 
-# ---- what travels while the device computes
+# ---- overlap of communication with computation
 
 H100 = MACHINES["dgx-h100"]
-EACH = {  # a strategy that has something to hide, the flag, the kind of seconds
+EACH = {  # flag: (a strategy that has something to hide, the kind of seconds)
     "overlap_tp": (Strategy(tp=8, dp=2, global_batch=32, sequence_parallel=True), "tp"),
     "overlap_pp": (Strategy(tp=8, pp=8, interleave=3, global_batch=32), "pp"),
     "overlap_grad_reduce": (Strategy(tp=8, pp=8, dp=4, global_batch=32), "dp"),
@@ -233,7 +233,7 @@ EACH = {  # a strategy that has something to hide, the flag, the kind of seconds
 
 @pytest.mark.parametrize("flag", EACH)
 def test_each_flag_hides_its_own_messages(flag):
-    """What is hidden is missing from the bill, to the last second; the computation stays."""
+    """Exactly the hidden seconds leave the bill; the computation stays."""
     strategy, kind = EACH[flag]
     model, nothing = MODELS["gpt3-175b"], dict.fromkeys(OVERLAPS, False)
     off = plan(model, replace(strategy, **nothing), H100)
@@ -263,7 +263,7 @@ def test_without_flags_a_machine_does_what_megatron_did_in_its_time():
 
 
 def test_no_message_hides_longer_than_the_computation_lasts():
-    """On a network that is a thousand times slower the rest of every message shows."""
+    """On a network a thousand times slower, the rest of every message is exposed."""
     slow = replace(H100, levels=tuple(
         replace(level, bandwidth=level.bandwidth / 1000) for level in H100.levels))
     for strategy in (
@@ -280,7 +280,7 @@ def test_tensor_parallelism_in_fast_nodes_can_hide_all_of_its_messages():
     strategy = Strategy(tp=8, global_batch=32, sequence_parallel=True, micro_batch=4)
     one = plan(MODELS["gpt3-175b"], strategy, H100)
     assert one.hidden["tp"] > 20 * one.seconds["tp"]
-    # not over nodes
+    # not across nodes
     assert all(found.strategy.tp <= 8 for found in search(MODELS["gpt3-175b"], H100, 1024, top=5))
 
 
@@ -297,7 +297,7 @@ def test_eight_bits_speed_up_the_products_of_layers_alone():
     )
 
 
-# ---- one sequence on many ranks
+# ---- context parallelism
 
 EIGHT = replace(MODELS["llama3-8b"], seq=131072)
 
@@ -318,7 +318,7 @@ def test_ranks_of_cp_share_out_the_tokens_and_the_state():
         assert four.memory[kind] == data.memory[kind]
     assert four.seconds["optimizer"] == data.seconds["optimizer"]
     sums = [each.seconds["dp"] + each.hidden["dp"] for each in (four, data)]
-    assert sums[0] == sums[1] > 0  # gradients are summed over all that have the same parameters
+    assert sums[0] == sums[1] > 0  # gradients are summed over all ranks with the same parameters
     assert four.seconds["compute"] == pytest.approx(one.seconds["compute"] / 4, rel=0.02)
     assert four.strategy.gpus == 8 and four.tokens_per_second > 3.8 * one.tokens_per_second
 
@@ -331,7 +331,7 @@ def test_one_rank_of_cp_is_as_without():
 
 
 def test_a_ring_hides_as_long_as_a_block_takes():
-    """32 times the sequence: 32 times the bytes, but for latency, and 1,024 times the scores."""
+    """32 times the sequence: 32 times the bytes, except for latency, and 1,024 times the scores."""
     model = replace(EIGHT, heads=32, kv_heads=32)
 
     def exposed(seq):
@@ -342,7 +342,7 @@ def test_a_ring_hides_as_long_as_a_block_takes():
     sent = [one.seconds["cp"] + one.hidden["cp"] for one in (short, long)]
     assert sent[1] == pytest.approx(32 * sent[0], rel=0.1)
     assert short.seconds["cp"] > short.hidden["cp"]
-    assert long.hidden["cp"] > 8 * long.seconds["cp"]  # the last gradients have nothing to hide in
+    assert long.hidden["cp"] > 8 * long.seconds["cp"]  # the last gradients cannot hide
     for way in ("ulysses", "gather"):
         strategy = Strategy(tp=4, cp=8, global_batch=1, context=way)
         one = plan(replace(model, seq=524288), strategy, H100)
@@ -350,7 +350,7 @@ def test_a_ring_hides_as_long_as_a_block_takes():
 
 
 def test_each_way_has_its_own_memory():
-    """Gathered, a rank has keys and values of all; kept by heads, the result in both orders."""
+    """`gather` buffers the keys and values of all ranks; `ulysses` keeps the result twice."""
     held = {way: shared(8, context=way, recompute="none").memory for way in CONTEXT}
     assert held["ulysses"]["activations"] > held["ring"]["activations"]
     assert held["gather"]["activations"] == held["ring"]["activations"]
@@ -363,7 +363,7 @@ def test_each_way_has_its_own_memory():
 
 
 def test_cp_stands_between_tp_and_dp():
-    """Its messages leave the node when tp · cp does."""
+    """Its messages leave the node when tp · cp exceeds it."""
     inside, outside = (shared(4, tp=tp, context="gather").seconds["cp"] for tp in (2, 4))
     assert outside > 2 * inside
     here, there = (shared(cp, dp=8, zero=1, global_batch=8, tp=1) for cp in (1, 4))
@@ -371,7 +371,7 @@ def test_cp_stands_between_tp_and_dp():
 
 
 def test_a_long_sequence_asks_for_cp():
-    """131,072 tokens and few rows: more ranks than rows, and more than a node's for tp."""
+    """131,072 tokens and few rows: more ranks than rows and than a node has for tp."""
     best = search(EIGHT, H100, 64, 4, top=1)[0]
     assert best.strategy.cp > 1 and best.fits
     without = search(EIGHT, H100, 64, 4, top=1, cp=1)[0]

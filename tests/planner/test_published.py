@@ -1,8 +1,8 @@
-"""The planner against runs that others have published: the errors of both halves, within bounds.
+"""The planner against published runs: the errors of both halves are within bounds.
 
-Constants were chosen by FITTED and SHARDED_FITTED; nothing was chosen by HELD_OUT and
-SHARDED_HELD_OUT. OTHER_SOFTWARE loses time in ways that this model does not know; there it only has
-to be an upper bound.
+Constants were fitted to FITTED and SHARDED_FITTED, none to HELD_OUT and SHARDED_HELD_OUT.
+OTHER_SOFTWARE loses time in ways that the planner does not model; there it must only be an upper
+bound.
 """
 
 import math
@@ -37,7 +37,7 @@ from utils.planner.published import (
 )
 from utils.planner.strategy import OVERLAPS
 
-SINGLE = {FSDP: 1.2, ZERO_3: 0.38}  # its trillion waited for the allocator, as its authors say
+SINGLE = {FSDP: 1.2, ZERO_3: 0.38}  # its 1T run waited for the allocator, its authors say
 
 
 def named(rows):
@@ -111,16 +111,15 @@ def test_each_run(row):
 
 
 def test_runs_of_megatron_fit_their_devices():
-    """But for Llama's, whose authors free what is kept twice, and Nemotron's smallest and largest,
-    for which masks of a dropout are counted that they do not have."""
+    """Except Llama's, whose authors free duplicates, and Nemotron's smallest and largest, for
+    which the planner counts dropout masks that they do not have."""
     tight = ("nemotron-8b", "nemotron-340b")
     for row in DENSE:
         assert row.plan().fits or row.source == LLAMA or row.name.startswith(tight), row.name
 
 
 def test_what_the_authors_let_overlap_is_what_makes_their_large_runs_fast():
-    """Megatron-Core's runs with stages: within 9 %, and at least a tenth slower if each message
-    were waited for."""
+    """Megatron-Core's pipelined runs: within 9 %, and at least a tenth slower without overlap."""
     large = [row for row in DENSE if row.source == CORE and row.strategy.pp > 1]
     assert len(large) == 5
     for row in large:
@@ -136,7 +135,7 @@ def test_other_software_is_slower_in_its_own_ways(row):
 
 @pytest.mark.parametrize("row", named(LONG))
 def test_long_sequences_are_planned_too_fast(row):
-    """By Megatron's family and Llama 3; nothing was chosen by them."""
+    """Those of Megatron's family and Llama 3; no constant was fitted to them."""
     assert 0.05 < row.error() < 0.20
 
 
@@ -146,8 +145,8 @@ def test_long_sequences_of_torchtitan_are_only_bounded(row):
 
 
 def test_zero_3_becomes_slow_with_many_gpus_and_small_micro_batches():
-    """Table 2 of Narayanan et al. 2021: from 384 to 1536 GPUs ZeRO-3 loses two thirds of its
-    speed, the pipeline a twelfth."""
+    """Table 2 of Narayanan et al. 2021: from 384 to 1536 GPUs, ZeRO-3 loses two thirds of
+    its speed, the pipeline a twelfth."""
 
     def speeds(source):
         rows = [row for row in (*DENSE, *SHARDED) if row.source == source and "175b" in row.name]
@@ -171,8 +170,8 @@ def test_the_command_prints_every_run_and_both_halves(capsys):
 
 @pytest.mark.parametrize("name", FRONTIER_PERCENT)
 def test_frontiers_share_of_the_peak(name):
-    """Dash et al. 2023: the best of their kind of strategies (ZeRO-1, full recomputation, fused
-    attention, one sequence a micro-batch, no interleaving)."""
+    """Dash et al. 2023: the best strategy of their kind (ZeRO-1, full recomputation, fused
+    attention, one sequence per micro-batch, no interleaving)."""
     found = search(
         MODELS[name], MACHINES["frontier"], FRONTIER_GPUS[name], top=1, recompute="full", zero=1,
         attention="fused", micro_batch=1, interleave=1, sequence_parallel=False,
@@ -181,7 +180,7 @@ def test_frontiers_share_of_the_peak(name):
 
 
 def test_frontiers_lessons():
-    """Tensor parallelism stays in the node, its small sizes are the fastest; many micro-batches."""
+    """Keep tensor parallelism in the node and small; use many micro-batches."""
     machine, model = MACHINES["frontier"], MODELS["megatron-22b"]
 
     def share(tp, micro_batches=64):
@@ -190,7 +189,7 @@ def test_frontiers_lessons():
         )
         return plan(model, strategy, machine).hfu
 
-    # the same number of devices and the same batch; the more tp, the shorter the pipeline
+    # the same devices and batch: as tp grows, the pipeline shrinks
     def alone(tp):
         strategy = Strategy(64 // tp, 1, tp, global_batch=1024, recompute="full", zero=1,
                             attention="fused")

@@ -100,7 +100,7 @@ def test_a_block_of_gpt_3():
 
 
 def test_the_largest_model():
-    """80 GB: 16 bytes a parameter alone, 16/64 on 64 ranks."""
+    """80 GB: 16 bytes per parameter on one rank, 16/64 on each of 64."""
     alone = memory.largest_model(80 * BILLION, blocks=False)
     assert alone == pytest.approx(5 * BILLION, rel=1e-3)
     shared = memory.largest_model(80 * BILLION, 64, stage=3, blocks=False)

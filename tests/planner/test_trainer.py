@@ -1,8 +1,8 @@
-"""The planner against this course's trainer on a card, from what was measured of that card.
+"""The planner against this course's trainer on a GPU, using rates measured on that GPU.
 
 One NVIDIA H200, torch 2.11, November 2026, commit 267935e, when the trainer computed in bf16 under
-autocast and its loss held all logits. No constant was chosen by these rows. Left out are those that
-wait for a bus and a host of which nothing was measured: all kinds of offloading.
+autocast and its loss held all logits. No constant was fitted to these rows. Offloading is
+left out: the bus and the host were not measured.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 
 from utils.planner import MACHINES, Model, Strategy, plan
 
-COPY, BF16, FP32 = 4.164e12, 775.1e12, 50.38e12  # bytes/s, FLOP/s of products: as measured
+COPY, BF16, FP32 = 4.164e12, 775.1e12, 50.38e12  # measured bytes/s, FLOP/s of matrix products
 MODEL = Model(24, 2048, 16, 32768, 2048, intermediate_size=5464, gated=True)
 TOKENS_PER_S = {
     "fp32": 5629,
@@ -23,7 +23,7 @@ TOKENS_PER_S = {
     "shard 3": 52447,
     "shard 3, recompute full": 42159,
 }
-PEAKS = {  # bytes, the allocator's; of what the planner knows as it was then
+PEAKS = {  # the allocator's bytes, where the planner models what the trainer did then
     "bf16": 66_229_730_816,
     "recompute full": 27_254_693_376,
     "recompute selective": 45_537_656_320,
@@ -43,7 +43,7 @@ def predicted(name, **changes):
     way = {
         "micro_batch": 8,
         "global_batch": 8,
-        # on one rank FSDP2 shards nothing, but casts as its policy says
+        # on one rank FSDP2 shards nothing but casts according to its policy
         "precision": "fp32" if exact else "mixed" if "shard 3" in name else "autocast",
         "software": "compiled" if name == "compile" else "eager",
         "zero": 1 if name == "shard 1" else 0,
