@@ -107,7 +107,7 @@ def test_questions_are_held_out_with_all_their_answers():
 
 
 def refused(arguments, capsys):
-    """The message of a command that must fail, on one line."""
+    """Run a command that must fail; return its one-line message."""
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1
@@ -157,9 +157,9 @@ def test_a_loss_that_is_no_number_ends_the_run(data, tmp_path, capsys):
 
 
 def test_ctrl_c_keeps_what_was_learned(base, data, tmp_path, capsys, monkeypatch):
-    """The first one, in the middle of step 3 of 1000."""
+    """A single one, in the middle of step 3 of 1000."""
     out, loss = tmp_path / "prompt.safetensors", prompt_command.Progress.__call__
-    before = signal.getsignal(signal.SIGINT)  # in a shell's background SIGINT is ignored
+    before = signal.getsignal(signal.SIGINT)  # ignored in a shell's background
 
     def interrupted(self, row):
         loss(self, row)

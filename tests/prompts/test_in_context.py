@@ -1,4 +1,4 @@
-"""In-context accuracy: shared reading equals reading alone, and judging equals decoding."""
+"""In-context accuracy: shared reading equals separate reading, and judging equals decoding."""
 
 import math
 import random
@@ -54,7 +54,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def taught(tokenizer):
-    """A model that has learned some answers by heart, and the questions of which it did."""
+    """A model that has memorized some answers, those questions, and as many held-out ones."""
     examples = COLORS.examples(0, 12)
     config = PeerConfig("full", lr=5e-3, steps=40, batch=12)
     tuned, _ = tune_weights(small(vocab=tokenizer.size), tokenizer, examples, config)
@@ -62,7 +62,7 @@ def taught(tokenizer):
 
 
 def alone(model, tokens, answer):
-    """The same as `read` for one pair, in one row, from the definition."""
+    """What `read` returns for one pair, by definition and in one row."""
     logits = model(torch.tensor([tokens + answer]))[0, len(tokens) - 1 : -1]
     chosen = logits.log_softmax(dim=-1)[range(len(answer)), list(answer)]
     return chosen.sum().item(), tuple(logits.argmax(dim=-1).tolist())
@@ -87,7 +87,7 @@ def test_what_begins_alike_is_read_once(tokenizer):
     cases = [(context(COLORS, tokenizer, row[:n], row[n]), row[n]) for n in range(5)]
     judge(model, tokenizer, cases)
     assert len(seen) == 1 and seen[0][0] == 1  # five questions, one row
-    # choices of several tokens need rows of their own; of one token they need none
+    # choices of several tokens need rows of their own; choices of one token do not
     one_token = [Question("ab", "c", choices=("c", "d", "e"))]
     judge(model, tokenizer, [(tuple(tokenizer.encode("ab")), q) for q in one_token])
     assert seen[1] == (1, len(tokenizer.encode("ab")))
@@ -111,7 +111,7 @@ def test_exact_answers_are_those_of_greedy_decoding(taught, tokenizer):
         text = tokenizer.decode(new).split("<|end|>")[0].split("\n")[0]
         decoded.append(text == question.output)
     assert right == decoded
-    assert 3 < sum(right) < len(right)  # both kinds came up
+    assert 3 < sum(right) < len(right)  # both right and wrong answers
 
 
 def test_a_choice_is_the_likeliest_whole_answer(taught, tokenizer):
@@ -136,7 +136,7 @@ def test_calibration_divides_by_the_mean_probability(tokenizer):
     assert judge(model, tokenizer, cases, calibrate=True) == [
         WORDS[b] == q.output for b, q in zip(best, questions)
     ]
-    assert len(set(p.argmax(dim=1).tolist())) < len(set(best))  # one word was liked everywhere
+    assert len(set(p.argmax(dim=1).tolist())) < len(set(best))  # one word was always likely
     with pytest.raises(ValueError, match="calibrate needs the same choices"):
         judge(model, tokenizer, [((1,), COLORS.examples(0, 1)[0])], calibrate=True)
 
@@ -233,15 +233,15 @@ def test_surprise_is_the_mean_of_the_right_answers_nats(taught, tokenizer):
 def test_an_exact_answer_must_stop_where_it_should(taught, tokenizer):
     model, questions = taught
     cases = [(tuple(tokenizer.encode(q.input)), q) for q in questions]
-    # the model was tuned to end its answers with the end token, whatever else may come after
+    # the model was tuned to end its answers with the end token, so no other stop matters
     assert judge(model, tokenizer, cases) == judge(model, tokenizer, cases, stop="'")
-    # among choices only the answer itself is looked at, and it must be the likeliest of all tokens
+    # among choices, only the answer itself counts, and it must be the likeliest of all tokens
     asked = [(c, Question(q.input, q.output, choices=WORDS)) for c, q in cases]
     greedy = [alone(model, c, tuple(tokenizer.encode(q.output)))[1] for c, q in asked]
     assert judge(model, tokenizer, asked, exact=True) == [
         list(said) == tokenizer.encode(q.output) for said, (_, q) in zip(greedy, asked)
     ]
-    # it says only a part of a longer answer, and then ends
+    # of a longer answer, it gives only the beginning
     longer = [(c, Question(q.input, q.output + "ish")) for c, q in cases]
     assert not any(judge(model, tokenizer, longer))
 

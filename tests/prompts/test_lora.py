@@ -1,4 +1,4 @@
-"""Full fine-tuning and LoRA: what is learned, what is not touched, and that they learn."""
+"""Full fine-tuning and LoRA: what they train, what they leave untouched, that they learn."""
 
 import copy
 
@@ -29,7 +29,7 @@ def model():
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=256, hidden_size=32, layers=2, heads=2, tie_embeddings=True))
     with torch.no_grad():
-        model.lm_head.weight *= 5  # frozen and tied, it bounds the logits; training makes it larger
+        model.lm_head.weight *= 5  # frozen and tied, it would bound the logits too tightly
     return model
 
 
@@ -39,14 +39,14 @@ def test_full_tuning_is_adam_on_every_weight(model):
     tuned, history = tune_weights(model, TOKENIZER, EXAMPLES, config)
     by_hand = copy.deepcopy(model)
     optimizer = torch.optim.Adam(by_hand.parameters(), lr=1e-3)
-    for row in history:  # a batch of all examples: their order does not matter
+    for row in history:  # a batch has all examples: their order does not matter
         loss = prompt_loss(by_hand, *batch_of(EXAMPLES, TOKENIZER))
         assert row["loss"] == pytest.approx(loss.item(), abs=1e-5)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     for ours, theirs in zip(tuned.parameters(), by_hand.parameters()):
-        assert torch.allclose(ours, theirs, atol=2e-4)  # Adam's first steps enlarge rounding
+        assert torch.allclose(ours, theirs, atol=2e-4)  # Adam's first steps amplify rounding
     assert learned_numbers(tuned) == model.parameter_count()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -88,7 +88,7 @@ def test_lora_begins_as_the_model_it_was_given(model):
     state = torch.random.get_rng_state()
     lora = prepared(model, PeerConfig("lora", seed=1))
     assert torch.equal(lora(tokens), model(tokens))
-    assert torch.equal(state, torch.random.get_rng_state())  # global random numbers are left alone
+    assert torch.equal(state, torch.random.get_rng_state())  # the global generator is untouched
     same, other = prepared(model, PeerConfig("lora", seed=1)), prepared(model, PeerConfig("lora"))
     a, b, c = (m.model.layers[0].mlp.up_proj.lora_A["default"].weight for m in (lora, same, other))
     assert torch.equal(a, b) and not torch.equal(a, c)

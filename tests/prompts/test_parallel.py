@@ -1,4 +1,4 @@
-"""Prompt tuning on a broken model: the gradient, the prompt and the bytes, against one rank."""
+"""Prompt tuning on a split model: gradient, prompt, traffic and memory against one rank."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ CONFIGS = {  # odd vocabularies; key-value heads for every rank, for some, one f
 }
 EXAMPLES = [Example("x" * n + " is ", "abc"[: 1 + n % 3]) for n in (1, 4, 2, 7, 3, 5, 6)]
 CONFIG = PromptConfig(length=P, lr=0.05, steps=3, batch=5, init="random", cooldown=0.0)
-PLACES = {  # sizes of the mesh, then how the pipeline works
+PLACES = {  # mesh sizes, options of the pipeline
     "tp 2": ({"tp": 2}, {}),
     "pp 2": ({"pp": 2}, {"micro_batches": 3}),
     "pp 2, interleaved": ({"pp": 2}, {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}),
@@ -54,7 +54,7 @@ PLACES = {  # sizes of the mesh, then how the pipeline works
 
 @pytest.fixture(scope="module")
 def pools():
-    """Ranks by their number, started when a test first asks for them."""
+    """Pools by number of ranks, started on first use."""
     with ExitStack() as stack:
         yield cache(lambda size: stack.enter_context(Ranks(size, device="cpu")))
 
@@ -64,7 +64,7 @@ def first_of(model):
 
 
 def alone(config, dtype=torch.float64):
-    """(loss, gradient of the first prompt, the prompt after some steps, the losses) on one rank."""
+    """Return (loss, gradient of the first prompt, tuned prompt, losses) on one rank."""
     model = new_model(config, dtype)
     prompt = nn.Parameter(first_of(model).to(dtype))
     ranks = PromptedRanks(new_model(config, dtype), prompt, make_mesh())
@@ -74,7 +74,7 @@ def alone(config, dtype=torch.float64):
 
 
 def together(config, sizes, pipeline):
-    """The same on each rank of a mesh; the gradient is None on a later stage."""
+    """The same on each rank of a mesh; the gradient is None on later stages."""
     mesh = make_mesh(**sizes)
     prompt = nn.Parameter(first_of(new_model(config)))
     ranks = PromptedRanks(new_model(config), prompt, mesh, **pipeline)
@@ -92,7 +92,7 @@ expected = cache(lambda name: alone(CONFIGS[name]))
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [  # key-value heads matter to tensor parallelism alone, a tied matrix to pipelines
+    [  # key-value heads matter only to tensor parallelism, a tied matrix only to pipelines
         *itertools.product(("tp 2", "tp 4"), CONFIGS),
         *[(place, "tied") for place in PLACES if "pp" in place],
         ("dp 2", "grouped queries"),
@@ -110,7 +110,7 @@ def test_equal_to_one_rank(pools, place, name):
         if stage == 0:
             torch.testing.assert_close(found[1], gradient, rtol=1e-9, atol=1e-13)
         torch.testing.assert_close(found[2], tuned, rtol=1e-7, atol=1e-9)
-        assert torch.equal(found[2], results[0][3])  # ranks do not drift apart, not by a bit
+        assert torch.equal(found[2], results[0][3])  # ranks agree bit for bit
         assert found[3] == pytest.approx(losses, rel=1e-9)
 
 
@@ -126,11 +126,11 @@ def test_the_loss_of_one_rank_is_that_of_the_plain_model():
     torch.testing.assert_close(gradient, prompt.grad, rtol=1e-9, atol=1e-13)
 
 
-# ---- what is said
+# ---- traffic
 
 
 def traffic_of(config, sizes, pipeline):
-    """[(operation, payload, group)] of one step on this rank."""
+    """Return (stage, {(operation, axis): sorted payloads}) of one step on this rank."""
     mesh = make_mesh(**sizes)
     prompt = nn.Parameter(first_of(new_model(config)))
     ranks = PromptedRanks(new_model(config), prompt, mesh, **pipeline)
@@ -147,16 +147,16 @@ def traffic_of(config, sizes, pipeline):
 
 
 def sizes_of(rows):
-    """(rows, tokens a row, tokens of the answers) of a micro-batch."""
+    """Return (rows, tokens per row, answer tokens) of a micro-batch."""
     tokens, targets = padded(rows)
     return (*tokens.shape, int((targets != IGNORED).sum()))
 
 
 def test_what_tensor_parallel_ranks_say(pools):
     B, T, N = sizes_of(encode(EXAMPLES, TOKENIZER))
-    layer = B * (P + T) * C  # two of these each way in every layer
+    layer = B * (P + T) * C  # two per layer in each direction
     numbers = [B * T * C, *[layer] * 4 * LAYERS]  # the embedding of the real tokens, the layers
-    numbers += [N, 2 * N, N * C]  # the loss; into lm_head, backward
+    numbers += [N, 2 * N, N * C]  # the loss; lm_head's backward pass
     for _, said in pools(2).run(traffic_of, CONFIGS["grouped queries"], {"tp": 2}, {}):
         assert said == {("all_reduce", "tp"): sorted(8 * n for n in numbers)}  # fp64
 
@@ -166,7 +166,7 @@ def test_what_pipeline_ranks_say(pools):
     cut = [sizes_of(part) for part in (rows[:3], rows[3:5], rows[5:])]
     hidden = sorted(8 * B * (P + T) * C for B, T, _ in cut)
     for stage, said in pools(2).run(traffic_of, CONFIGS["tied"], {"pp": 2}, {"micro_batches": 3}):
-        # one way the hidden states, the other their gradients; then the loss
+        # hidden states forward, their gradients backward; then the loss
         assert said == {
             ("send", "pp"): hidden, ("recv", "pp"): hidden, ("broadcast", "pp"): [8]
         }, stage
@@ -174,7 +174,7 @@ def test_what_pipeline_ranks_say(pools):
 
 def test_data_parallel_ranks_exchange_the_prompt_alone(pools):
     for _, said in pools(2).run(traffic_of, CONFIGS["tied"], {"dp": 2}, {}):
-        assert said == {("all_reduce", "dp"): [8 * (P * C + 1)]}  # and the loss with it
+        assert said == {("all_reduce", "dp"): [8 * (P * C + 1)]}  # and the loss
     for stage, said in pools(4).run(
         traffic_of, CONFIGS["tied"], {"dp": 2, "pp": 2}, {"micro_batches": 2}
     ):
@@ -182,11 +182,11 @@ def test_data_parallel_ranks_exchange_the_prompt_alone(pools):
         assert said[("all_reduce", "dp")] == [8 * numbers]
 
 
-# ---- what is held
+# ---- memory
 
 
 def memory_of(config, sizes, pipeline, everything):
-    """{kind: bytes} on this rank after two steps in fp32: of the prompt, or of all weights."""
+    """Return (stage, {kind: bytes}) after two fp32 steps on the prompt, or on all weights."""
     mesh = make_mesh(**sizes)
     model = new_model(config, torch.float32)
     prompt = nn.Parameter(first_of(model).float())
@@ -224,7 +224,7 @@ def test_only_the_prompt_has_gradients_and_state(pools, place):
         assert held["optimizer"] == 8 * learned + 4 * held["tensors"]
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def with_the_sequence_split():

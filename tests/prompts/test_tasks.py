@@ -1,4 +1,4 @@
-"""The tasks: true answers, the same questions everywhere, and none on both sides."""
+"""The tasks: answers are true, questions are the same everywhere, and none is on both sides."""
 
 import ast
 import hashlib
@@ -42,7 +42,7 @@ def test_every_answer_comes_up_about_as_often(name):
 
 
 def test_the_questions_are_the_same_on_every_python():
-    # random.Random and the word lists are all that they hang on; a changed task changes this, too
+    # they depend only on random.Random and the word lists; changing a task changes this hash
     text = repr([q.input + q.output for t in TASKS.values() for q in t.examples(0, 20)])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "1ef2576be70a1c48"
 
@@ -61,7 +61,7 @@ def test_too_many_questions_are_refused():
 
 
 class Holder:
-    """Every attribute is what it was made with."""
+    """An object whose every attribute is `value`."""
 
     def __init__(self, value):
         self.__dict__["value"] = value
@@ -71,12 +71,12 @@ class Holder:
 
 
 class NoKeys(dict):
-    """An empty dictionary that may be a key, too."""
+    """A hashable empty dictionary."""
 
     __hash__ = object.__hash__
 
 
-MEANING = {  # what a line's names stand for, and what `self` does, so that it raises
+MEANING = {  # values of a line's names and of `self` with which it raises
     "KeyError": (NoKeys(), Holder(NoKeys())),
     "ValueError": ("text", Holder([])),
     "ImportError": (None, None),

@@ -1,4 +1,4 @@
-"""Prompt tuning on one process: what counts, what learns, and that `peft` gets the same numbers."""
+"""Prompt tuning in one process: the loss, what learns, and the same results as `peft`."""
 
 import math
 
@@ -34,7 +34,7 @@ EXAMPLES = [Example(f"{name} is ", color) for name, color in COLORS.items()]
 
 
 class Bytes:
-    """Tokens are bytes, as `utils.models.tokenizer` has them where a folder brings no tokenizer."""
+    """Byte tokens, as in `utils.models.tokenizer` for a folder without a tokenizer."""
 
     size, end = 256, None
 
@@ -49,7 +49,7 @@ TOKENIZER = Bytes()
 
 
 def new_model(config=CONFIG, dtype=torch.float64, scale=5.0):
-    """Weights large enough that attention looks at something."""
+    """Make a model whose weights are large enough for attention to be selective."""
     torch.manual_seed(0)
     model = GPT(config).to(dtype)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_every_example_once_before_any_again():
 
 
 def test_examples_that_do_not_fit_are_named(tmp_path):
-    lengths = (3, 57, 58, 90)  # with the answer's two tokens, of which the last is never read
+    lengths = (3, 57, 58, 90)  # plus the answer's two tokens, the last of which is never read
     file = write(tmp_path, "", *[f'{{"input": "{"x" * n}", "output": "y"}}' for n in lengths])
     examples = read_examples(file)
     with pytest.raises(ValueError, match="at most 58 tokens fit: line 4: 59 tokens; line 5: 91"):
@@ -154,7 +154,7 @@ def test_examples_that_do_not_fit_are_named(tmp_path):
 
 
 def test_the_prompt_acts_as_the_words_that_it_is_made_of():
-    """Virtual tokens equal to real ones, and positions that go on behind them."""
+    """Virtual tokens act like real ones, and positions continue after them."""
     model, words = new_model(), torch.tensor([7, 9, 200, 7, 31])
     tokens = torch.randint(256, (3, 11))
     together = model(torch.cat((words.expand(3, -1), tokens), dim=1))[:, 5:]
@@ -162,7 +162,7 @@ def test_the_prompt_acts_as_the_words_that_it_is_made_of():
     with prompted(model, prompt):
         found = model(tokens)
         assert found.shape == (3, 16, 256)
-    # a prompt is fp32, so the weights of fp64 are rounded on the way
+    # the prompt is fp32, so the fp64 weights were rounded
     torch.testing.assert_close(found[:, 5:], together, rtol=1e-5, atol=1e-5)
     exact = model.model.embed_tokens.weight[words].detach()
     with prompted(model, exact):
@@ -182,7 +182,7 @@ def test_drawn_prompts():
     assert not torch.equal(drawn, draw_prompt(model, 9, seed=4))
     assert not drawn.requires_grad
     with torch.no_grad():
-        drawn.zero_()  # a copy: the embedding has kept its rows
+        drawn.zero_()  # a copy: the embedding keeps its rows
     assert (weight != 0).any(dim=1).all()
     with pytest.raises(ValueError, match="no words to begin"):
         draw_prompt(model, 2, words=[])
@@ -203,7 +203,7 @@ def test_one_prompt_a_row_equals_one_by_one():
         assert torch.equal(model(tokens), found)
     with pytest.raises(ValueError, match="3 prompts for 5 rows"), prompted(model, prompts):
         model(tokens)
-    assert isinstance(model.model.embed_tokens, nn.Embedding)  # also after an error
+    assert isinstance(model.model.embed_tokens, nn.Embedding)  # even after an error
 
 
 def test_a_prompt_of_another_width_is_refused():
@@ -254,8 +254,8 @@ TUNING = PromptConfig(length=6, lr=0.1, steps=60, batch=5, init="random")
 
 @pytest.fixture(scope="module")
 def tuned():
-    """A model that has learned to answer in two ways, by the words before the question, and the
-    prompt that asks for the first where there are no such words."""
+    """A model with two ways of answering, chosen by the words before the question, and a prompt
+    that asks for the first way without such words."""
     model = new_model(dtype=torch.float32, scale=1.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     cues = {"color: ": EXAMPLES, "touch: ": OTHERS, "": EXAMPLES + OTHERS}
@@ -331,7 +331,7 @@ def test_words_of_the_first_prompt():
         tune(model, TOKENIZER, EXAMPLES, config, on_step=lambda row: seen.append(row) or True)
 
     first(PromptConfig(length=3, steps=9))
-    assert len(seen) == 1  # on_step has ended it
+    assert len(seen) == 1  # on_step ended it
     rows = encode(EXAMPLES, TOKENIZER)
     by_examples = first_prompt(model, TOKENIZER, rows, PromptConfig(length=20))
     shown = list(b"rose is red\nsea is blue\n")[:20]
@@ -385,7 +385,7 @@ def test_what_does_not_fit_together():
         tune(model, TOKENIZER, EXAMPLES, start=torch.full((16, 24), math.nan))
 
 
-# ---- the library
+# ---- peft
 
 
 def test_peft_learns_the_same_prompt(tmp_path):
@@ -412,7 +412,7 @@ def test_peft_learns_the_same_prompt(tmp_path):
         chosen = [rows[number] for number in rows_of_step(5, step, 3, seed=0)]
         longest = max(len(question + tail) for question, tail in chosen)
         ids = torch.zeros(3, longest, dtype=torch.long)
-        labels = torch.full((3, longest), -100)  # transformers moves them on by one
+        labels = torch.full((3, longest), -100)  # transformers shifts them by one
         for number, (question, tail) in enumerate(chosen):
             ids[number, : len(question + tail)] = torch.tensor(question + tail)
             labels[number, len(question) : len(question + tail)] = torch.tensor(tail)
