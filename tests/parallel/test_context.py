@@ -1,4 +1,4 @@
-"""Context parallelism: one sequence on N ranks equals one rank, with the formula's messages."""
+"""Context parallelism: one sequence on N ranks matches one rank, with the formula's traffic."""
 
 import itertools
 
@@ -28,12 +28,12 @@ def pool(request):
 
 
 def on(sizes, what, values, **options):
-    """Parametrizes a test with `what`, on pools of each of `sizes`."""
+    """Parametrize a test with `what`, on a pool of each of `sizes`."""
     cases = [(size, *value) for size in sizes for value in values]
     return pytest.mark.parametrize(f"pool, {what}", cases, indirect=["pool"], **options)
 
 
-# ---- 1. who has what, who looks at whom
+# ---- 1. positions
 
 
 @pytest.mark.parametrize("balanced", [True, False])
@@ -51,7 +51,7 @@ def test_every_position_is_held_once_and_seen_by_those_behind_it(length, ranks, 
         for rows, columns, causal in products(mine, theirs):
             looked = torch.ones(len(queries[rows]), len(keys[columns]), dtype=torch.int64)
             looked = looked.tril() if causal else looked
-            assert looked.numel()  # no kernel is asked about nothing
+            assert looked.numel()  # no kernel gets an empty block
             seen[queries[rows, None], keys[None, columns]] += looked
         assert pairs(mine, theirs) == (queries[:, None] >= keys[None]).sum()
     assert torch.equal(seen, torch.ones_like(seen).tril())
@@ -67,7 +67,7 @@ def test_balanced_ranks_do_equal_work_in_every_turn(ranks):
         ]
         assert all(len(equal) == 1 for equal in turns) is balanced
         if not balanced:
-            assert all(0 in unequal for unequal in turns[1:])  # somebody waits
+            assert all(0 in unequal for unequal in turns[1:])  # some ranks wait
 
 
 def test_a_whole_sequence_is_put_together_again():
@@ -92,7 +92,7 @@ def heads_of(dtype, rows=2, length=7, heads=4, kv_heads=2, size=8, seed=0, scale
 
 
 def by_kernel(monkeypatch, name):
-    """Lets blocks be computed by the CPU's kernel, or written out as on another device."""
+    """Let blocks use the CPU's kernel, or the formula written out as on other devices."""
     if name == "written out":
         names = ("_written_out", "_written_out_backward")
         forward, backward = (getattr(block, each) for each in names)
@@ -140,12 +140,12 @@ def test_large_scores_do_not_overflow(dtype):
     parts = [block.attend(q, k[:, some], v[:, some], False) for some in (slice(3), slice(3, None))]
     out, lse = block.merge(*parts[0], *parts[1])
     whole, whole_lse = block.attend(q, k, v, False)
-    assert lse.max() > 100  # exp(lse) is beyond fp32
+    assert lse.max() > 100  # exp(lse) overflows fp32
     torch.testing.assert_close(lse, whole_lse, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(out.to(dtype), whole, rtol=2e-2, atol=1e-1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_on_cuda_are_those_of_the_cpu(dtype, causal):
@@ -165,7 +165,7 @@ def test_blocks_on_cuda_are_those_of_the_cpu(dtype, causal):
 
 
 def attention(way, dtype, length, heads, kv_heads, count=False):
-    """(out, (dq, dk, dv)) of this rank; with `count` [(operation, bytes, counted)] in order."""
+    """Return (out, [dq, dk, dv]) of this rank; with `count`, also its forward, backward events."""
     axis = make_mesh(cp=dist.get_world_size()).cp
     whole = heads_of(dtype, length=length, heads=heads, kv_heads=kv_heads)
     mine = [own_positions(x, axis).clone().requires_grad_() for x in whole]
@@ -192,7 +192,7 @@ def attention_alone(dtype, length, heads, kv_heads):
     return out.detach(), [x.grad for x in inputs]
 
 
-CASES = [  # unequal shares of the positions; fewer key-value heads than ranks; more of them
+CASES = [  # positions that divide unevenly; fewer key-value heads than ranks, and more
     (torch.float64, 25, 6, 2),
     (torch.float32, 25, 6, 2),
     (torch.bfloat16, 25, 6, 2),
@@ -233,7 +233,7 @@ def test_each_head_is_computed_once_with_its_own_keys(heads, kv_heads, ranks):
         ]
 
 
-# ---- 4. what is said
+# ---- 4. traffic
 
 
 @on((2, 4), "length, heads, kv_heads", [(24, 4, 2), (25, 4, 1)])
@@ -273,11 +273,11 @@ def test_messages_and_bytes_are_those_of_the_formula(pool, length, heads, kv_hea
         assert backward == [("all_to_all", back), ("all_to_all", home)]
 
 
-# ---- 5. what a rank holds
+# ---- 5. memory
 
 
 def saved_bytes(config, way, length, ranks):
-    """Bytes that the backward pass of one row keeps, without parameters, each memory once."""
+    """Bytes kept for the backward pass of one row, without parameters, each storage once."""
     model = GPT(config)
     if ranks > 1:
         context_parallel(model, make_mesh(cp=ranks).cp, way)
@@ -304,7 +304,7 @@ LONG = GPTConfig(vocab_size=64, hidden_size=32, layers=2, heads=4, kv_heads=2, m
 
 @on((4,), "way", [(way,) for way in WAYS])
 def test_a_rank_keeps_its_share_of_the_activations(pool, way):
-    """By Ulysses the result is kept in both orders, and shared key-value heads are copied."""
+    """Ulysses keeps the result in both orders and copies shared key-value heads."""
     length, ranks, size = 1024, pool.size, LONG.head_size
     expected = saved_bytes(LONG, way, length, 1) / ranks
     if way == "ulysses":
@@ -316,7 +316,7 @@ def test_a_rank_keeps_its_share_of_the_activations(pool, way):
 
 
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-    """The most values that any tensor has which is made inside."""
+    """Record the number of elements of the largest tensor made inside."""
 
     values = 0
 
@@ -338,14 +338,13 @@ def largest(way, length):
 
 @on((4,), "way, heads", [("ring", 4), ("gather", 4 * (2 + 2)), ("ulysses", 4 * (1 + 1 + 1))])
 def test_no_rank_ever_has_the_scores(pool, way, heads):
-    """The largest tensor grows with the positions, not with their square. In the ring it has the
-    queries of its positions, 4 heads; gathered, keys and values of all positions; by
-    Ulysses one head of each kind of all positions."""
+    """The largest tensor grows linearly with the positions: in the ring, the queries of a rank's
+    positions; gathered, keys and values of all; with Ulysses, one head each of q, k, v of all."""
     assert max(pool.run(largest, way, 256)) == heads * 8 * 256 // 4
 
 
 def out_of_balance(length):
-    """Attention with neighbouring positions, to compare."""
+    """Ring attention over contiguous positions."""
     axis = make_mesh(cp=dist.get_world_size()).cp
     mine = positions(length, axis.size, balanced=False)[axis.index][0]
     inputs = [x[:, mine.start : mine.stop] for x in heads_of(torch.float64, length=length)]

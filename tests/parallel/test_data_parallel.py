@@ -1,4 +1,4 @@
-"""What data-parallel ranks share out and decide together; that N are one: tests/training."""
+"""What data-parallel ranks divide and decide jointly; tests/training checks that N match one."""
 
 import math
 
@@ -33,8 +33,8 @@ def test_precisions():
 
 
 def scaled_steps(per_rank):
-    """Steps of an SGD on given gradients (steps x values), scaled as a backward pass would; the
-    trace is (parameters, scale, stepped) after each step."""
+    """Take SGD steps with given gradients (steps x values), scaled as by a backward pass; return
+    (parameters, scale, stepped) after each step."""
     parameter = torch.zeros(per_rank.shape[1])
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = LossScaler("fp16", CPU, initial=8.0, growth_interval=2)
@@ -48,7 +48,7 @@ def scaled_steps(per_rank):
 
 
 def grad_scaler_steps(gradients):
-    """The same with torch.amp.GradScaler alone."""
+    """The same with torch.amp.GradScaler."""
     parameter = torch.zeros(gradients.shape[1], requires_grad=True)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
@@ -65,8 +65,7 @@ def grad_scaler_steps(gradients):
 
 
 def gradients_with_overflow():
-    """7 steps, 6 values: inf at step 2 in the part of the first of three ranks, NaN at 5 in the
-    last's."""
+    """7 steps of 6 values: inf in step 2 on the first of three ranks, NaN in step 5 on the last."""
     gradients = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
     gradients[2, 1], gradients[5, 4] = math.inf, math.nan
     return gradients

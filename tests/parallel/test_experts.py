@@ -1,4 +1,4 @@
-"""Expert parallelism: N ranks equal one rank, whoever holds which expert; messages counted."""
+"""Expert parallelism: N ranks match one, however experts are placed; messages are counted."""
 
 import pytest
 import torch
@@ -42,14 +42,14 @@ def learn(model, x, y):
 
 
 def crowd(model, away_from):
-    """No token may choose these experts any more."""
+    """Keep all tokens away from these experts."""
     for layer in moe.moe_layers(model):
         layer.bias = torch.zeros(layer.count)
         layer.bias[list(away_from)] = -9.0
 
 
 def one_pass(rows, sizes, away_from=(), capacity=None):
-    """On a rank: its logits, its gradients (dense ones summed over all ranks), its traffic."""
+    """This rank's logits, gradients (dense ones summed over all ranks) and traffic."""
     mesh = make_mesh(dp=dist.get_world_size(), ep=dist.get_world_size())
     model = experts.expert_parallel(make_model(**sizes), mesh.ep)
     crowd(model, away_from)
@@ -90,7 +90,7 @@ def assert_equal_to_one_rank(results, logits, gradients):
     assert held == gradients.keys()
 
 
-CASES = {  # of what the runs of tests/training/test_mixes.py have not
+CASES = {  # what tests/training/test_mixes.py does not cover
     "uneven experts, uneven rows": {"rows": 7, "sizes": {"experts": 5}},
     "every expert for every token": {"rows": 4, "sizes": {"experts": 4, "count": 4}},
     "a rank to whose experts no token comes": {"rows": 6, "sizes": {}, "away_from": (0, 1)},
@@ -106,7 +106,7 @@ def test_n_ranks_equal_one_rank(ranks, name):
 
 
 def layer_pass(lengths):
-    """One layer on a rank with so many tokens, perhaps none: output, gradients."""
+    """Run a layer on this rank's share of the tokens, possibly empty; return output, gradients."""
     mesh = make_mesh(dp=3, ep=3)
     layer = moe.moe_layers(experts.expert_parallel(make_model(), mesh.ep))[0]
     x = torch.randn(1, sum(lengths), 24, generator=torch.Generator().manual_seed(2)).double()
@@ -155,7 +155,7 @@ def test_messages_and_bytes(ranks, name):
                 (row * arrived, row * (arrived - own)),  # the results
             ]
         tokens_and_results = [expected[1:3], expected[4:6]]
-        for layer in (1, 0):  # backward: what came goes back, what went comes back
+        for layer in (1, 0):  # backward: the same in reverse
             there, back = tokens_and_results[layer]
             expected += [there, back]
         assert [(payload, sent) for _, payload, sent in result["events"]] == expected
@@ -165,7 +165,7 @@ def names_held(count):
     mesh = make_mesh(dp=3, ep=3)
     model = experts.expert_parallel(make_model(experts=count), mesh.ep)
     held = [int(name) for name in moe.moe_layers(model)[0].experts]
-    dist.barrier()  # a rank that closes its groups would end others that still join them
+    dist.barrier()  # closing groups early would break ranks that still join them
     mesh.close()
     return mesh.ep.index, held
 

@@ -1,4 +1,4 @@
-"""The grid of ranks: places, groups that really talk to each other, clear errors."""
+"""The grid of ranks: positions, groups that really communicate, clear errors."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def test_a_ranks_number_follows_the_formula_and_each_axis_has_every_rank_once():
 
 
 def sums(dp, pp, tp, ep, cp):
-    """On each axis: (ranks, index, sum of the global ranks by an all-reduce)."""
+    """For each axis: (ranks, index, all-reduced sum of the global ranks)."""
     mesh = meshes.make_mesh(dp, pp, tp, ep, cp, timeout=60)
     found = {}
     for name in meshes.AXES:
@@ -117,7 +117,7 @@ def device_mesh():
     alone = meshes.mesh_of(mesh.tp, "cpu")
     assert alone.mesh.tolist() == [dist.get_rank()] and alone.get_group().size() == 1
     mesh.close()
-    dist.barrier()  # the world is still there
+    dist.barrier()  # the world still works
     return found, same_group
 
 

@@ -1,4 +1,4 @@
-"""A pipeline computes what one rank computes; its messages and bytes are counted."""
+"""A pipeline computes what one rank computes and keeps what the simulator predicts."""
 
 import copy
 import itertools
@@ -39,7 +39,7 @@ def model_of(config, dtype=torch.float64):
 
 
 def micro_batches(rows):
-    """[(x, y)] with so many rows each."""
+    """[(x, y)] with these numbers of rows."""
     tokens = torch.randint(61, (sum(rows), SEQ + 1), generator=torch.Generator().manual_seed(1))
     return [(part[:, :-1], part[:, 1:]) for part in tokens.split(rows)]
 
@@ -49,7 +49,7 @@ def summed(logits, y):
 
 
 def alone(config, rows):
-    """(loss, {name: gradient}) on one rank, all rows at once."""
+    """Return (loss, {name: gradient}) on one rank, all rows at once."""
     model = model_of(config)
     x, y = (torch.cat(parts) for parts in zip(*micro_batches(rows), strict=True))
     loss = summed(model(x), y)
@@ -58,8 +58,7 @@ def alone(config, rows):
 
 
 def owned_parameters(stages, axis):
-    """{name: parameter} of this rank's stages, each once, without the last rank's copy of a tied
-    matrix."""
+    """{name: parameter} of this rank's stages, without the last rank's copy of a tied matrix."""
     owned = {}
     for stage in stages:
         tied = axis.size > 1 and stage.config.tie_embeddings and stage.is_last
@@ -71,7 +70,7 @@ def owned_parameters(stages, axis):
 
 
 def on_pipeline(config, rows, name, chunks, layers=None):
-    """On a rank of a pipeline over all ranks: (loss, gradients that this rank owns)."""
+    """Run a pipeline over all ranks; return (loss, gradients that this rank owns)."""
     mesh = make_mesh(pp=dist.get_world_size())
     model = model_of(config)
     stages = make_stages(model, mesh.pp, chunks, layers)
@@ -107,8 +106,7 @@ def pools():
 @pytest.mark.parametrize("name, chunks", SCHEDULES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_ragged_micro_batches_and_uneven_layers(pools, size, name, chunks):
-    """Five layers on 2 or 3 ranks, or six on 3 · 2; micro-batches of 3, 1, 2, … rows, as many as
-    divide nothing, and fewer than ranks."""
+    """Five layers on up to 4 stages, six on 6; five uneven micro-batches, then a single one."""
     config = SMALL if size * chunks <= 5 else TIED
     for rows in ([3, 1, 2, 2, 1], [2]):
         results = pools[size].run(on_pipeline, config, rows, name, chunks)
@@ -122,11 +120,11 @@ def test_layers_of_ones_choice(pools):
     assert "model.layers.1.mlp.up_proj.weight" in results[1][1]
 
 
-# ---- what travels, what is kept
+# ---- micro-batches in flight
 
 
 def most_kept(name, chunks):
-    """The most micro-batches, in whole ranks' worth, whose inputs a rank keeps at once."""
+    """The most micro-batches whose inputs a rank keeps at once; a chunk counts as 1/chunks."""
     mesh = make_mesh(pp=dist.get_world_size())
     stages = make_stages(model_of(TIED), mesh.pp, chunks)
     pipeline = Pipeline(stages, mesh.pp, name, summed)
@@ -246,7 +244,7 @@ def test_layers_must_be_complete():
         make_stages(model, one_rank().pp, chunks=6)
 
 
-# ---- weight gradients later
+# ---- deferred weight gradients
 
 
 def test_weight_gradients_wait():
@@ -285,7 +283,7 @@ def test_weight_gradients_wait_under_autocast():
     torch.testing.assert_close(layer.weight.grad, expected, rtol=0.02, atol=0.02)
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 def test_what_cannot_run_is_refused_before_it_begins():
@@ -307,7 +305,7 @@ def wrong_type():
 
 
 def late():
-    """Rank 0 takes longer than rank 1 waits: what each of them says."""
+    """Let rank 0 take longer than rank 1 waits; return this rank's error."""
     mesh = make_mesh(pp=2)
     stages = make_stages(model_of(SMALL), mesh.pp)
     if dist.get_rank() == 0:

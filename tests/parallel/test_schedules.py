@@ -1,4 +1,4 @@
-"""Schedules as lists: complete, free of deadlocks, and as good as their papers say."""
+"""Schedules as lists: complete, free of deadlocks, and as efficient as their papers say."""
 
 import itertools
 
@@ -32,8 +32,8 @@ def test_every_schedule_comes_to_its_end(name, chunks):
 
 @pytest.mark.parametrize("name, chunks", KINDS)
 def test_the_bubble_is_that_of_the_formula(name, chunks):
-    """GPipe and 1F1B: (p-1)/(m+p-1) of the span; with v chunks (p-1)/v in place of p-1; zero
-    bubble: (p-1)(F + B - W) in place of (p-1)(F + B), with B the whole backward pass less W."""
+    """GPipe and 1F1B: (p-1)/(m+p-1) of the span; with v chunks (p-1)/v instead of p-1;
+    zero bubble: (p-1)(F + B - W) instead of (p-1)(F + B + W), B without the weight gradients W."""
     for stages, micro_batches in SIZES:
         if micro_batches < stages:
             continue
@@ -43,7 +43,7 @@ def test_the_bubble_is_that_of_the_formula(name, chunks):
             idle /= chunks
         elif name == "zero-bubble":
             idle = stages - 1
-        elif name == "gpipe" and chunks > 1:  # looped: chunk after chunk, without a gap between
+        elif name == "gpipe" and chunks > 1:  # looped: chunks follow without a gap
             idle /= chunks
         assert simulation.span == pytest.approx(3 * micro_batches + idle)
         assert simulation.bubble == pytest.approx(idle / simulation.span)
@@ -71,7 +71,7 @@ def test_the_first_rank_of_1f1b_by_hand():
 def test_uneven_stages_and_slow_links():
     even = simulate(schedule("1f1b", 2, 4), 1.0, 2.0)
     slow = simulate(schedule("1f1b", 2, 4), [1.0, 2.0], [2.0, 4.0])
-    assert slow.span == 1 + 4 * 6 + 2  # the slow stage works without a pause
+    assert slow.span == 1 + 4 * 6 + 2  # the slow stage never pauses
     assert even.span < simulate(schedule("1f1b", 2, 4), transfer=0.5).span
     with pytest.raises(ValueError, match="3 costs for 2 stages"):
         simulate(schedule("1f1b", 2, 4), [1.0, 2.0, 3.0])
@@ -108,7 +108,7 @@ def test_times_respect_what_they_need():
                     assert ends[before] + 0.25 <= begin
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def test_names_and_sizes_are_checked():

@@ -1,4 +1,4 @@
-"""Tensor parallelism: N ranks equal one rank, and say no more to each other than needed."""
+"""Tensor parallelism: N ranks match one and send no more than needed."""
 
 import pytest
 import torch
@@ -23,8 +23,7 @@ from utils.ranks import Ranks
 from utils.shares import shares
 
 PLAIN = GPTConfig(vocab_size=61, hidden_size=24, layers=2, heads=4)
-# what the runs of tests/training/test_mixes.py have not: biases, and heads and columns that are not
-# shared out evenly
+# what tests/training/test_mixes.py does not cover: biases, heads and columns that divide unevenly
 CONFIGS = {
     "grouped queries": GPTConfig(61, 24, 2, heads=6, kv_heads=3),
     "two key-value heads": GPTConfig(62, 24, 1, heads=6, kv_heads=2, attention_bias=True),
@@ -44,7 +43,7 @@ def new_model(config, seed=0):
     torch.manual_seed(seed)
     model = GPT(config).double()
     for name, parameter in model.named_parameters():
-        if name.endswith(("bias", "norm.weight")):  # begin with values that show mistakes
+        if name.endswith(("bias", "norm.weight")):  # initial values that reveal mistakes
             parameter.data.normal_(1.0, 0.1)
     return model
 
@@ -62,7 +61,7 @@ def whole(parameter, tensor):
 
 
 def step(config, size=1, sequence_parallel=False):
-    """Logits, loss and gradients of a step on so many ranks, put together again."""
+    """Logits, loss and gradients of a step on `size` ranks, reassembled."""
     axis = make_mesh(tp=size).tp
     model = tensor_parallel(new_model(config), axis, sequence_parallel)
     x, y = batch(config, length=7)
@@ -130,7 +129,7 @@ def test_one_rank_is_left_alone():
     assert gathered_logits(logits, one_rank().tp) is logits
 
 
-# ---- what is said
+# ---- traffic
 
 
 def counted(config):
@@ -157,7 +156,7 @@ def test_a_split_sequence_sends_two_halves_of_two_all_reduces_a_layer_each_way(p
     for forward, losses, backward, afterwards in pools[2].run(counted, PLAIN):
         for part in (forward, backward):
             # 2 in each of 2 layers, and the embedding or lm_head
-            assert part["all_gather"] == (5, 5 * x // 2)  # the payload is this rank's part
+            assert part["all_gather"] == (5, 5 * x // 2)  # the payload is this rank's shard
             assert part["reduce_scatter"] == (5, 5 * x)
             assert part["all_reduce"] == (0, 0)
         assert losses["all_reduce"] == (2, 3 * 3 * 8 * 8)
@@ -168,7 +167,7 @@ def test_a_split_sequence_sends_two_halves_of_two_all_reduces_a_layer_each_way(p
 
 
 def losses_of(logits, targets, reduction, dtype, told):
-    """The loss and this rank's part of the gradient, put together."""
+    """The loss, the full gradient and the full logits."""
     axis = make_mesh(tp=dist.get_world_size()).tp
     sizes = shares(logits.shape[-1], axis.size)
     split = Split(2, axis, sizes)
@@ -192,7 +191,7 @@ def test_the_loss_is_torchs(pools, reduction, dtype, told):
     logits = (30 * torch.randn(2, 5, 11)).to(dtype)
     logits[0, 0] += 200  # exp would overflow
     targets = torch.randint(11, (2, 5))
-    targets[1, 2] = -100  # does not count
+    targets[1, 2] = -100  # ignored
     reference = logits.clone().requires_grad_()
     expected = cross_entropy(reference, targets, reduction=reduction)
     expected.sum().backward()
@@ -214,7 +213,7 @@ def test_an_unknown_reduction_is_named():
 
 
 def conjugates():
-    """For each pair: (result, gradient), with rank r's gradient of the result r + 1 everywhere."""
+    """(result, gradient) of f and of g; rank r's gradient of the result is r + 1 everywhere."""
     axis = make_mesh(tp=dist.get_world_size()).tp
     rank = axis.index
     found = []
@@ -233,7 +232,7 @@ def test_f_and_g_are_each_others_mirror(pools):
 
 
 def keeps_its_input():
-    """A gradient that two branches share must not be changed by the all-reduce of one of them."""
+    """The all-reduce of one branch must not change a gradient that another branch shares."""
     axis = make_mesh(tp=2).tp
     x = torch.ones(3, requires_grad=True)
     y = tp_ops.copy_to_region(x, axis)
@@ -286,7 +285,7 @@ class Conv1D(torch.nn.Module):
 
 
 class Packed(torch.nn.Module):
-    """Attention as GPT-2 writes it, which remembers how wide q, k and v are."""
+    """Attention as in GPT-2, which stores the width of q, k and v."""
 
     def __init__(self):
         super().__init__()
@@ -299,7 +298,7 @@ class Packed(torch.nn.Module):
 
 
 class Biased(torch.nn.Module):
-    """Attention as T5 writes it, with a column for each head in a table."""
+    """Attention as in T5, with a column per head in a table."""
 
     def __init__(self):
         super().__init__()
@@ -314,7 +313,7 @@ class Biased(torch.nn.Module):
 
 
 class EveryKind(torch.nn.Module):
-    """One module of each kind that a plan has; the words are tied, and so is their bias."""
+    """One module of each kind in a plan; lm_head's weight and bias are tied."""
 
     def __init__(self):
         super().__init__()
@@ -347,7 +346,7 @@ PLAN = {
 
 
 def by_plan(plan, heads=3, strict=True):
-    """On a rank: whether the loss is one rank's, and the parameters whose gradients are not."""
+    """Return whether the loss matches one rank's, and the parameters whose gradients do not."""
     torch.manual_seed(0)
     right, tokens = EveryKind().double(), torch.randint(11, (2, 5))
     expected = right(tokens)
@@ -370,7 +369,7 @@ def whole_of(parameter):
 
 
 def test_any_model_can_be_split_by_a_plan(pools):
-    for size, pool in pools.items():  # 3 heads, 7 columns and 11 words are even on none
+    for size, pool in pools.items():  # 3 heads, 7 columns and 11 words are uneven
         assert pool.run(by_plan, PLAN) == [(True, [])] * size
     found = pools[2].run(by_plan, {"query": PLAN["q"]})
     assert found == ["no module of EveryKind is in this plan"] * 2
@@ -379,7 +378,7 @@ def test_any_model_can_be_split_by_a_plan(pools):
 
 
 def test_a_tied_weight_is_split_under_all_of_its_names(pools):
-    """Forgotten under one of them, its gradient is wrong and the loss is not."""
+    """If one name is forgotten, its gradient is wrong although the loss is right."""
     forgetful = {name: how for name, how in PLAN.items() if name != "words"}
     found = pools[2].run(by_plan, forgetful)
     message = "words.weight is a weight that the plan splits only under another name: add 'words'"
