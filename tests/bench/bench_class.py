@@ -1,11 +1,11 @@
 """The board of a class under load: many learners report, as their labs would, to a real board.
 
-    python -m tests.bench.bench_class           # 200 learners, 10 reports a second, 5 minutes
-    python -m tests.bench.bench_class --kill    # the board is killed in the middle, and restarted
+    python -m tests.bench.bench_class           # 200 learners, 10 reports per second, 5 minutes
+    python -m tests.bench.bench_class --kill    # the board is killed halfway and restarted
 
-Reports arrive at random moments (Poisson), whatever the board does meanwhile; each goes over a
-connection of its own with the lab's own client, and is sent again until it is taken. The
-instructor's page looks on. In the end every report must be in the board's file once.
+Reports arrive at random moments (Poisson), whatever the board is doing; the lab's own client sends
+each over its own connection, and again until the board accepts it. The instructor's page listens.
+In the end, the board's file must hold every report once.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from utils.classroom.join import Away, read_address
 from utils.course.progress import parts
 from utils.serving import load
 
-CONNECTIONS = 32  # that are under way together, at most
+CONNECTIONS = 32  # in flight, at most
 AGAIN = 0.2  # seconds until a report is sent again
 
 
 class Learners:
-    """Sends reports of learner `i % count`, each with its own numbers in order."""
+    """Send reports of learner `i % count`; each learner numbers its reports in order."""
 
     def __init__(self, address: str, count: int) -> None:
         self.address, self.count = read_address(address), count
@@ -38,7 +38,7 @@ class Learners:
         self.guesses = [name for part in parts() for name in part.predictions]
         self.locks = [threading.Lock() for _ in range(count)]
         self.numbers = defaultdict(int)
-        self.answers: list[float] = []  # seconds of each request that was answered
+        self.answers: list[float] = []  # seconds of each answered request
         self.again = 0
 
     def send(self, i: int) -> str:
@@ -68,7 +68,7 @@ class Learners:
 
 
 def look_on(board: RunningBoard, events: list[int], stop: threading.Event) -> None:
-    """The instructor's page: counts the bytes of the events; comes back after the board does."""
+    """The instructor's page: count the bytes of events, and reconnect after a restart."""
     while not stop.is_set():
         try:
             connection = http.client.HTTPConnection("127.0.0.1", board.port, timeout=15)

@@ -1,7 +1,7 @@
-"""What compilers make of a decode step: `python -m tests.bench.bench_compile`.
+"""A decode step under several compilers: `python -m tests.bench.bench_compile`.
 
-The model's own code with a cache of fixed length, one thread: as it is, by torch.compile, and ahead
-of time (torch.export, then AOTInductor, whose file another process loads without compiling).
+The model's own code with a cache of fixed length, on one thread: eager, with torch.compile, and
+ahead of time (torch.export, then AOTInductor, whose file loads elsewhere without compiling).
 """
 
 import argparse
@@ -22,7 +22,7 @@ ROUNDS = 9
 
 
 class Cache(nn.Module):
-    """Keys and values of one layer, (B, H, POSITIONS, D); what `Attention` calls."""
+    """Keys and values of one layer, (B, H, POSITIONS, D), as `Attention` calls them."""
 
     def __init__(self, rows: int, heads: int, size: int):
         super().__init__()
@@ -56,14 +56,14 @@ class Step(nn.Module):
         return self.model.lm_head(self.model.model(tokens, context=self))[:, -1]
 
     def tables(self, dtype: torch.dtype) -> list[torch.Tensor]:
-        """What `Decoder` asks for, (B, 1, 1, D) each."""
+        """The rotary tables that `Decoder` needs, (B, 1, 1, D) each."""
         positions = self.layers[0].at
         return [table[positions][:, None, None] for table in (self.all_cos, self.all_sin)]
 
 
 @torch.no_grad()
 def measure(folder: Path | str, rows: tuple[int, ...] = (1, 16)) -> list[dict]:
-    """[{"how", "rows", "ms", "seconds"}]: milliseconds a step, seconds to compile; medians."""
+    """Return [{"how", "rows", "ms", "seconds"}]: median ms per step, seconds to compile."""
     threads, found = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:

@@ -3,12 +3,11 @@
     python -m tests.bench.bench_context                       2 ranks, 1,024 to 4,096 positions
     python -m tests.bench.bench_context --ranks 4 --lengths 8192,32768,131072 --store result.json
 
-One causal attention, forward and backward, of the same sequence for all; no projections, no MLP.
-The contenders take turns inside the same ranks, in a new order each round, and a ratio is taken
-inside a round. "one rank" is PyTorch's own attention to the whole sequence on rank 0, while the
-others wait: where each rank has a core or a GPU of its own, N ranks could be N times as fast. Peak
-memory is the rank's that holds most, by `utils.measure.memory`. `torch` is its experimental
-`context_parallel`, which needs GPUs.
+All compute causal attention over the same sequence, forward and backward, without projections or
+MLP. They take turns on the same ranks, in a new order each round, and ratios are taken within a
+round. "one rank" is PyTorch's own attention over the whole sequence on rank 0 while the others
+wait: with a core or a GPU per rank, N ranks could be N times as fast. Memory is the highest peak of
+any rank, by `utils.measure.memory`. `torch` is its experimental `context_parallel`, for GPUs only.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from utils.training.deepspeed import import_deepspeed
 
 
 def contender(name, way, whole, axis):
-    """(step, no model, no optimizer); whole: q, k and v of all positions."""
+    """Return (step, no model, no optimizer); `whole` is q, k and v of all positions."""
     length, device = whole[0].shape[1], whole[0].device
     if name == "ours":
         mine = [own_positions(x, axis).requires_grad_() for x in whole]
@@ -48,7 +47,7 @@ def contender(name, way, whole, axis):
 
 
 def backward_of(attend, inputs):
-    """A step that computes attend() and its gradients, whatever it is given."""
+    """Return a step that computes attend() and its gradients and ignores its arguments."""
 
     def step(x, y):
         for tensor in inputs:
@@ -74,7 +73,7 @@ def deepspeed_ulysses(mine, axis, device):
 
 
 def torch_context_parallel(whole, axis):
-    """Written by torch's tutorial; not run on a machine without GPUs."""
+    """As in torch's tutorial; needs GPUs."""
     from torch.distributed.tensor.experimental import context_parallel
 
     mesh = mesh_of(axis, whole[0].device.type)
@@ -91,7 +90,7 @@ def torch_context_parallel(whole, axis):
 
 
 def compare(way, names, length, heads, kv_heads, size, dtype, rounds):
-    """What `in_turn` measures of each contender, on every rank."""
+    """Measure each contender with `in_turn`, on every rank."""
     device, axis = this_device(), make_mesh(cp=dist.get_world_size()).cp
     torch.manual_seed(0)
     whole = [
@@ -106,8 +105,7 @@ def compare(way, names, length, heads, kv_heads, size, dtype, rounds):
 
 
 def rows_of(pool, way, sizes):
-    """{contender: its figures} of one way; sizes: positions, heads, kv_heads, head_size, dtype and
-    rounds."""
+    """Return {contender: figures}; sizes: (length, heads, kv_heads, head_size, dtype, rounds)."""
     names = ["ours", "one rank"] + ["deepspeed", "torch"] * (way == "ulysses")
     by_rank = pool.run(compare, way, names, *sizes)
     work = SimpleNamespace(batch=1, seq=sizes[0])

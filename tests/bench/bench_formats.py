@@ -1,11 +1,11 @@
-"""How fast the engine answers in each format of weights, beside CTranslate2.
+"""How fast the engine answers in each weight format, next to CTranslate2.
 
     python -m tests.bench.bench_formats [--model models/base] [--rounds 7]
 
-One thread each. All get the same prompts of 32 tokens and make 64 new ones, greedily, 1, 4 and 16
-requests at once. In each round all take turns, in another order each time, while the others wait
-idle; a ratio is taken inside a round, and the figure is the median over the rounds. CTranslate2
-(pip install ctranslate2) is a peer where it is installed.
+On one thread each, all get the same prompts of 32 tokens and generate 64 more greedily, with 1, 4
+and 16 requests at once. They take turns, in a different order each round, while the others are
+idle; ratios are taken within a round, and the figure is their median. CTranslate2 takes part where
+it is installed (pip install ctranslate2).
 """
 
 import argparse
@@ -31,7 +31,7 @@ from utils.serving.export import export
 
 FORMATS = ("fp32", "bf16", "int8", "int4")
 PEERS = {"CTranslate2, fp32": "ctranslate2", "CTranslate2, int8": "ctranslate2 int8"}
-COMPARED = {"fp32": "CTranslate2, fp32", "int8": "CTranslate2, int8"}  # ours with theirs
+COMPARED = {"fp32": "CTranslate2, fp32", "int8": "CTranslate2, int8"}  # ours: theirs
 REQUESTS = (1, 4, 16)
 PROMPT, NEW = 32, 64  # tokens
 
@@ -39,10 +39,10 @@ Ask = Callable[[list[list[int]]], None]
 
 
 def measure(model: Path | str, rounds: int = 7) -> dict:
-    """{"what", "rounds", "requests", "contenders": [{"name", "of fp32", "of CTranslate2"}]}, the
-    last two lists of ratios of tokens a second, by number of requests; "of CTranslate2" where it is
-    installed, of its format of the same name."""
-    rates = {}  # {(contender, requests): tokens a second in each round}
+    """Return {"what", "rounds", "requests", "contenders": [{"name", "of fp32", "of CTranslate2"}]}.
+    The last two list ratios of tokens per second by number of requests; "of CTranslate2" compares
+    with its format of the same name, where it is installed."""
+    rates = {}  # {(contender, requests): tokens per second in each round}
     with ExitStack() as stack:
         ask = _contenders(stack, Path(model))
         prompts = _prompts(Path(model), max(REQUESTS) * (rounds + 1))
@@ -70,7 +70,7 @@ def measure(model: Path | str, rounds: int = 7) -> dict:
 
 
 def _ratios(rates, name, other):
-    """Medians over the rounds but the first, for each number of requests."""
+    """Medians over all rounds except the first, for each number of requests."""
     return [
         round(statistics.median(a / b for a, b in zip(rates[name, n][1:], rates[other, n][1:])), 3)
         for n in REQUESTS
@@ -78,10 +78,10 @@ def _ratios(rates, name, other):
 
 
 def _contenders(stack: ExitStack, model: Path) -> dict[str, Ask]:
-    """{name: what answers some prompts}, started and idle."""
+    """Start the contenders; return {name: a function that answers prompts}."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="formats-")))
     endless, ask = folder / "endless", {}
-    shutil.copytree(model, endless)  # without an end token each answer has all its tokens
+    shutil.copytree(model, endless)  # without an end token, every answer has its full length
     config = hf_format.read_json(endless / hf_format.CONFIG)
     hf_format.write_json(endless / hf_format.CONFIG, config | {"eos_token_id": None})
     for number, name in enumerate(FORMATS, start=1):
@@ -106,7 +106,7 @@ def _theirs(peer, prompts):
 
 
 def _prompts(model, count):
-    """So many different beginnings of lines of the corpus."""
+    """Draw `count` different passages of PROMPT tokens from the corpus."""
     tokens = corpus.load_split(None, Tokenizer.load(model))[0]
     starts = random.Random(0).sample(range(0, len(tokens) - PROMPT, PROMPT), count)
     return [tokens[start : start + PROMPT].tolist() for start in starts]
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="in which all take turns")
     options = parser.parse_args()
     found = measure(options.model, options.rounds)
-    print(f"tokens a second, {found['what']}; {found['requests']} at once")
+    print(f"tokens per second, {found['what']}; {found['requests']} at once")
     for one in found["contenders"]:
         ratios = {of: one[of] for of in ("of fp32", "of CTranslate2") if of in one}
         print(f"{one['name']:<18}", *(f"{of}: {each}" for of, each in ratios.items()), sep="  ")

@@ -1,10 +1,10 @@
-"""A class that opens its seats in the same moment: how long until the last is ready, and memory.
+"""A class that opens its seats at the same moment: time until the last is ready, and memory.
 
     python -m tests.bench.bench_hub --seats 40 --ranks 4
 
-The hub is that of the tests (as root, with its limits on seats), the seats are JupyterLabs, each on
-its own copy of the course. Every learner logs in at once; some then start the four ranks of lesson
-01. Memory is PSS, as in bench_seat. It needs Linux and bubblewrap.
+The hub is that of the tests (as root, with limits on seats); each seat is a JupyterLab on its own
+copy of the course. All learners log in at once; some then start the four ranks of lesson 01. Memory
+is PSS, as in bench_seat. It needs Linux and bubblewrap.
 """
 
 import argparse
@@ -27,17 +27,17 @@ print(len(ranks.run(lambda: 1)))
 
 
 def sit(learner: Visitor) -> float:
-    """Logs in, and returns when JupyterLab answers: seconds since then."""
+    """Log in and wait until JupyterLab answers; return the seconds this took."""
     begin = time.monotonic()
     learner.log_in()
     while not learner.server()["ready"]:
-        time.sleep(1)  # a browser is told by the hub, and asks less often
+        time.sleep(1)  # a browser is notified by the hub and polls less often
         assert time.monotonic() - begin < LIMIT, learner.name
     return time.monotonic() - begin
 
 
 def seats(hub: RunningHub) -> list[Look]:
-    """What each seat holds and has computed."""
+    """The memory and CPU time of each seat."""
     children = psutil.Process(hub.process.pid).children()
     return [look(child.pid, True) for child in children if child.name() == "bwrap"]
 

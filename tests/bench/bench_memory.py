@@ -1,20 +1,20 @@
 """Step time and peak memory of each way to save memory: ours, plain PyTorch's, DeepSpeed's.
 
     python -m tests.bench.bench_memory                      every technique, on 2 ranks
-    python -m tests.bench.bench_memory --only shard         those whose name begins so
+    python -m tests.bench.bench_memory --only shard         those whose names begin with it
     python -m tests.bench.bench_memory --large              1.3 billion parameters, on GPUs only
     python -m tests.bench.bench_memory --store result.json
 
 All contenders of a technique train the same model (ours) on the same rows with AdamW and clipping;
-they take turns inside the same ranks, in a new order each round, and a ratio is taken inside a
-round, so what else the machine does hits all alike. Time and memory are measured in different
-steps, because counting costs time. Memory is the peak of `utils.measure.memory` on the rank that
-holds most: tensors on the device, so what lies in files or in another memory does not count. What a
-contender does not have is named as absent.
+they take turns on the same ranks, in a new order each round, and ratios are taken within a round,
+so other load affects all alike. Time and memory are measured in different steps, because counting
+costs time. Memory is the highest peak of any rank, by `utils.measure.memory`: tensors on the
+device, not what is in files or in another memory. Techniques that a contender lacks are named as
+absent.
 
-`--large` times one step of each technique by `utils.train`'s engine, one after the other, each in
-processes of its own; it gives tokens per second, MFU (by GPTConfig.flops_per_token) and the peak of
-the device's allocator. `make gpu` stores the same rows.
+`--large` times the steps of each technique in turn with `utils.train`'s engine, each in its own
+processes; it gives tokens per second, MFU (by GPTConfig.flops_per_token) and the peak of the
+device's allocator. `make gpu` stores the same rows.
 """
 
 import argparse
@@ -49,7 +49,7 @@ TECHNIQUES = {
     "shard 3, accumulate 4": {"shard": "3", "accumulate": 4},
     "shard 3, offload parameters": {"shard": "3", "offload": "parameters"},
 }
-# for one model that a GPU holds in any way; each row adds to bf16
+# for a model that fits on a GPU with any technique; each row adds to bf16
 LARGE = {
     "none (fp32)": {},
     "bf16": {"precision": "bf16"},
@@ -69,7 +69,7 @@ LARGE = {
 
 
 def compare(config, rounds):
-    """What `in_turn` measures of each contender."""
+    """Measure each contender with `in_turn`."""
     device = this_device()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     x, y = corpus.batch(corpus.load(), 0, config.batch, config.seq, 0, rank, ranks)
@@ -81,10 +81,10 @@ def compare(config, rounds):
 
 
 def in_turn(names, build, x, y, device, rounds):
-    """{contender: {"seconds": [per round], "peak": bytes, "kinds": {…}} or {"absent": reason}}.
+    """Return {contender: {"seconds": [per round], "peak": bytes, "kinds": {…}} or {"absent": why}}.
 
-    build   name -> (step, model, optimizer), where step(x, y) makes one training step; raises
-            Absent or ValueError with the reason why there is none
+    build   name -> (step, model, optimizer), where step(x, y) takes one training step; raises
+            Absent or ValueError with the reason if there is none
     """
     steps, held, result = {}, {}, {}
     for name in names:
@@ -93,7 +93,7 @@ def in_turn(names, build, x, y, device, rounds):
             result[name] = {"seconds": []}
         except (Absent, ValueError) as reason:
             result[name] = {"absent": str(reason)}
-    for number in range(rounds + 2):  # two of them only warm up
+    for number in range(rounds + 2):  # the first two only warm up
         for name in random.Random(number).sample(sorted(steps), len(steps)):
             elapsed = timed(steps[name], x, y, device)
             if number > 1:
@@ -109,14 +109,14 @@ def in_turn(names, build, x, y, device, rounds):
 
 
 def this_device():
-    """Of this rank: its own GPU where the group is one of GPUs."""
+    """This rank's GPU if the process group uses NCCL, else the CPU."""
     if "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def timed(step, x, y, device):
-    """Seconds of one step, from and to a moment at which all ranks are there."""
+    """Seconds of one step, with a barrier of all ranks before and after it."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     dist.barrier()
     synchronize()
@@ -128,7 +128,7 @@ def timed(step, x, y, device):
 
 
 def large_step(config, steps):
-    """(seconds per step, the allocator's peak bytes) of our engine on this rank."""
+    """Return (seconds per step, the allocator's peak bytes) of our engine on this rank."""
     device = this_device()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -145,7 +145,7 @@ def large_step(config, steps):
 
 
 def table(sizes):
-    """Runs and prints every technique; returns what `--store` writes."""
+    """Run and print every technique; return what `--store` writes."""
     chosen = {name: way for name, way in TECHNIQUES.items() if name.startswith(sizes.only)}
     base = TrainConfig(
         layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads, vocab=sizes.vocab,
@@ -171,8 +171,8 @@ def describe(config):
 
 
 def summary(who, by_rank, config):
-    """One contender's figures: ratios are ours to theirs, taken inside a round; above 1 in speed
-    and below 1 in memory, ours is better."""
+    """One contender's figures. Ratios are ours to theirs, within a round: above 1 in speed and
+    below 1 in memory, ours is better."""
     mine = by_rank[0][who]
     if "absent" in mine:
         return mine
@@ -192,13 +192,13 @@ HEAD = f"{'':39} {'tokens/s':>9} {'ours/theirs: speed':>24} {'peak MiB':>9} {'me
 
 
 def show(name, rows):
-    """Prints a line for each contender."""
+    """Print a line per contender."""
     for who, row in rows.items():
         print(f"{name if who == 'ours' else '':28} {who:10} {line(row)}", flush=True)
 
 
 def store(chosen, what, rows):
-    """Writes the figures and what they were measured with as JSON."""
+    """Write the figures and the options and device of the measurement as JSON."""
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     record = {"device": where, "options": vars(chosen), what: rows}
     with open(chosen.store, "w", encoding="utf-8") as file:
@@ -217,7 +217,7 @@ def line(row):
 
 
 def large_config(batch):
-    """The training of 1.3 billion parameters, `batch` sequences a step in all."""
+    """The training of 1.3 billion parameters, with `batch` sequences per step over all ranks."""
     return TrainConfig(
         layers=24, hidden=2048, heads=16, vocab=32768, batch=batch, seq=2048, optimizer="adamw",
         steps=1,
@@ -225,9 +225,9 @@ def large_config(batch):
 
 
 def large_row(config, ranks, rounds, peak, device="cuda"):
-    """{"tokens_per_s", "mfu", "peak"} of one technique, or {"absent": reason}.
+    """Return {"tokens_per_s", "mfu", "peak"} of one technique, or {"absent": reason}.
 
-    peak   bf16 FLOP/s of a device; None: unknown, and so is the MFU
+    peak   bf16 FLOP/s of a device; None if unknown, and then the MFU is None too
     """
     with Ranks(ranks, device=device, timeout=600) as pool:
         try:
@@ -246,7 +246,7 @@ def large_row(config, ranks, rounds, peak, device="cuda"):
 
 
 def large_table(sizes):
-    """1.3 billion parameters on as many GPUs as there are, one technique after the other."""
+    """Measure 1.3 billion parameters on all GPUs, one technique at a time."""
     ranks, device = torch.cuda.device_count(), torch.cuda.get_device_name()
     base = large_config((sizes.batch or 8) * ranks)
     peak = sizes.peak or peak_of(device)

@@ -2,8 +2,8 @@
 
     python -m tests.bench.bench_nodes [--store]
 
-What is stored, docs/reference/two_nodes.json, is what the lesson shows where a machine does not
-allow network namespaces. Store it on a machine that does nothing else.
+The lesson shows the stored result, docs/reference/two_nodes.json, on machines that do not allow
+network namespaces. Store it on an otherwise idle machine.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from utils.ranks.nodes import Nodes
 
 LESSON = ROOT / "notebooks" / "10_five_dimensions.ipynb"
 REFERENCE = ROOT / "docs" / "reference" / "two_nodes.json"
-# how they begin
+# the beginnings of the cells
 CELLS = ("import json", "TRAIN, _", "def prepare", "def average", "MIXES =", "def timed")
 
 
 def lesson() -> dict:
     """The names that the experiment's cells define."""
-    names = {"__name__": "__main__"}  # so that functions travel to the ranks by value
+    names = {"__name__": "__main__"}  # so that functions are pickled by value
     cells = [cell.source for cell in nbformat.read(LESSON, 4).cells if cell.cell_type == "code"]
     for beginning in CELLS:
         (source,) = [source for source in cells if source.startswith(beginning)]

@@ -1,11 +1,11 @@
-"""AdamW on the host: how fast each implementation steps what `OffloadedOptimizer` keeps there.
+"""AdamW on the host: how fast each implementation updates what `OffloadedOptimizer` keeps.
 
     python -m tests.bench.bench_offload
     python -m tests.bench.bench_offload --parameters 1e9 --threads 16
 
-A step reads and writes 28 bytes per parameter in fp32; beside it stands a copy's speed, which is
-its bound. DeepSpeedCPUAdam is compiled when it is first used, which takes a compiler and a minute.
-They take turns; the median of the rounds counts.
+A step reads and writes 28 bytes per parameter in fp32; its bound is the speed of a copy, which is
+printed too. DeepSpeedCPUAdam is compiled on first use, which needs a compiler and takes a minute.
+The implementations take turns; the figure is the median of the rounds.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 
 import torch
 
-BYTES = 28  # read weight, gradient and two moments, write three of them
+BYTES = 28  # read weight, gradient and two moments, write all but the gradient
 
 
 def deepspeed(parameters):
@@ -60,7 +60,7 @@ def main():
     for number in range(sizes.rounds + 1):
         for name, step in steps.items():
             taken = seconds(step)
-            if number:  # the first round makes the state
+            if number:  # the first round creates the state
                 times[name].append(taken)
     print(f"{count * 2**22 / 1e6:,.0f} M parameters, {sizes.threads} threads")
     for name, taken in times.items():

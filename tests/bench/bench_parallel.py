@@ -1,15 +1,15 @@
 """Step time and peak memory of each mix of --dp, --pp and --tp: ours, torch's, DeepSpeed's.
 
     python -m tests.bench.bench_parallel                    every mix, on up to 8 ranks
-    python -m tests.bench.bench_parallel --only "pp 2"      those whose names begin so
+    python -m tests.bench.bench_parallel --only "pp 2"      those whose names begin with it
     python -m tests.bench.bench_parallel --store result.json
 
-All contenders of a mix train the same model (ours) on the same rows with AdamW; they take turns
-inside the same ranks, in a new order each round, and a ratio is taken inside a round, so what else
-the machine does hits all alike. Time and memory are measured in different steps, because counting
-costs time. Memory is the peak of `utils.measure.memory` on the rank that holds most. What a
-contender does not have is named as absent. Where more ranks than cores share a machine, time is
-that of the work of all ranks and of their messages, not of a pipeline that runs in parallel.
+All contenders of a mix train the same model (ours) on the same rows with AdamW; they take turns on
+the same ranks, in a new order each round, and ratios are taken within a round, so other load
+affects all alike. Time and memory are measured in different steps, because counting costs time.
+Memory is the highest peak of any rank, by `utils.measure.memory`. Mixes that a contender lacks are
+named as absent. With more ranks than cores, the time is that of the work and messages of all ranks,
+not of a pipeline that runs in parallel.
 """
 
 import argparse
@@ -43,7 +43,7 @@ MIXES = {
 
 
 def compare(config, rounds):
-    """What `in_turn` measures of each contender."""
+    """Measure each contender with `in_turn`."""
     device, mesh = this_device(), make_mesh(**config.mesh_sizes(dist.get_world_size()))
     x, y = corpus.batch(corpus.load(), 0, config.batch, config.seq, 0, mesh.dp.index, mesh.dp.size)
 

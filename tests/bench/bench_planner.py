@@ -1,10 +1,10 @@
-"""How many strategies the planner works out in a second: 10,000 are promised.
+"""How many strategies the planner evaluates per second; 10,000 are promised.
 
     python -m tests.bench.bench_planner
 
-Each line is one search: every strategy that makes sense is enumerated, checked, and gets its memory
-and its time; the best of five runs counts, on one thread. The last lines are given strategies,
-a list of them and one at a time.
+Each line is one search: every valid strategy is enumerated and checked, and its memory and time are
+computed; the figure is the best of five runs on one thread. The last lines evaluate given
+strategies, as a list and one at a time.
 """
 
 import time
@@ -33,7 +33,7 @@ def best(function, repeats=5):
 
 
 def rates():
-    """[(what, strategies, strategies a second)]"""
+    """Return [(what, strategies, strategies per second)]."""
     rows = []
     for name, machine, gpus in CASES:
         model, where = MODELS[name], MACHINES[machine]

@@ -2,9 +2,9 @@
 
     python -m tests.bench.bench_ranks [--ranks 4] [--repeats 5]
 
-Each figure is a median. "first start" is a fresh Python process up to the end of the first
-all-reduce, with everything that must be imported for it. ipyparallel starts its engines, imports
-torch on them and makes a process group; torchrun starts a script that does the same.
+Each figure is a median. "first start" is the time from a fresh Python process to the end of its
+first all-reduce, including all imports. ipyparallel starts its engines, imports torch on them and
+makes a process group; torchrun starts a script that does the same.
 """
 
 import argparse
@@ -88,7 +88,7 @@ dist.destroy_process_group()
 
 
 def run_json(source, *args):
-    """Runs a Python program in a process of its own; returns the JSON object on its last line."""
+    """Run a Python program in its own process; return the JSON object on its last line."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         path.write_text(source)
@@ -102,7 +102,7 @@ def run_json(source, *args):
 
 
 def torchrun_seconds(size):
-    """Seconds of a torchrun of `size` ranks that do one all-reduce."""
+    """Seconds of a torchrun whose `size` ranks do one all-reduce."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
         path.write_text(TORCHRUN)
@@ -118,7 +118,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each whole program")
     options = parser.parse_args()
     rows = {"utils.ranks": [], "ipyparallel": [], "torchrun": []}
-    for _ in range(options.repeats):  # in turn, so that a drift of the machine meets all three
+    for _ in range(options.repeats):  # in turn, so that a drift of the machine affects all three
         rows["utils.ranks"].append(run_json(OURS, options.ranks, options.repeats))
         rows["ipyparallel"].append(run_json(IPYPARALLEL, options.ranks, options.repeats))
         rows["torchrun"].append(torchrun_seconds(options.ranks))

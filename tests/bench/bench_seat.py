@@ -1,25 +1,24 @@
-"""What one learner of a hub needs, measured; how many fit on a machine, by arithmetic from that.
+"""Measure what one learner of a hub needs, and compute how many fit on a machine.
 
     python -m tests.bench.bench_seat              lessons 01, 08, 15, 17, alone and three at once
     python -m tests.bench.bench_seat --all        every lesson and every lab's solution, alone
 
 A seat is what a hub starts for a learner: a copy of the workshop, a home, a temporary folder and a
 JupyterLab server like that of `make lab`. All seats use one `.venv`. A notebook runs from top to
-bottom in a kernel of that server, over its REST and its websocket as a browser would. Four times a
-second the processes below the server are looked at, the server included. To look at memory costs
-milliseconds for each process, so it is done in a run of its own, and less often where that would
-take more than half of a core. `--all` saves the other run, as `--once` does for notebooks that are
-named, and times are too long by that.
+bottom in a kernel of that server, over REST and a websocket as from a browser. The server and the
+processes below it are sampled four times per second. Sampling memory costs milliseconds per
+process, so it has a separate run and is less frequent where it would take more than half a core.
+`--all`, and `--once` for named notebooks, leave out the other run; their times are therefore long.
 
 memory   PSS, of which `private` is what the seat alone holds (anonymous and shared memory) and
          `files` its share of mapped files: seats that map the same file divide it. RSS counts a
-         shared page in every process. Pages of the file cache that nobody maps are not counted.
-CPU      of all processes of the seat, also of those that have ended
-threads  what a limit of processes counts: Linux's pids limit and TasksMax count each thread
-disk     that the seat's folders grew by: at most, and at the end
+         shared page in every process. Unmapped pages of the file cache are not counted.
+CPU      of all processes of the seat, including those that have ended
+threads  what process limits count: Linux's pids limit and TasksMax count each thread
+disk     growth of the seat's folders: the peak, and at the end
 
-It needs Linux. /dev/shm is the whole machine's, and who else maps the same files takes a share of
-them: measure when the machine does nothing else, times above all.
+It needs Linux. /dev/shm belongs to the whole machine, and other processes that map the same files
+take a share of them: measure on an idle machine, times above all.
 """
 
 import argparse
@@ -50,7 +49,7 @@ from utils.paths import ROOT
 from utils.workshop import lab
 from utils.workshop.notebooks import first_line, surroundings, written_notebooks
 
-LESSONS = [  # 15 needs most memory of all
+LESSONS = [  # 15 needs the most memory
     ROOT / "notebooks" / f"{name}.ipynb"
     for name in (
         "01_data_parallel",
@@ -60,8 +59,8 @@ LESSONS = [  # 15 needs most memory of all
     )
 ]
 KEPT = ("notebooks", "labs", "models", "docs", "README.md", "utils", "triton_model_repo")
-EVERY = 0.25  # seconds between two looks
-PATIENCE = 900.0  # seconds without a word of the kernel
+EVERY = 0.25  # seconds between two samples
+PATIENCE = 900.0  # seconds without a message from the kernel
 GIB, MIB = 2**30, 2**20
 
 BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
@@ -69,10 +68,10 @@ BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 # The arithmetic of `fit`
 MACHINES = [(8, 32), (16, 64), (32, 128), (64, 256)]  # cores, GiB
 SYSTEM = 2 * GIB  # for the system and the hub's own processes
-FREE = 0.1  # of the memory stays free
-SLOWER = 2  # times as long as alone may a cell take that all run at the same moment
+FREE = 0.1  # fraction of the memory that stays free
+SLOWER = 2  # how many times longer a cell may take when all run it at once
 REPEATS = 3  # times that a learner runs each cell
-BUSY = 0.5  # of the cores, on average, when learners run their cells at different moments
+BUSY = 0.5  # fraction of the cores, on average, when learners run cells at different moments
 
 
 # ---- a seat, and what it holds
@@ -80,7 +79,7 @@ BUSY = 0.5  # of the cores, on average, when learners run their cells at differe
 
 @dataclass(frozen=True)
 class Look:
-    """The processes of a seat at a moment: bytes, CPU seconds so far, counts."""
+    """A sample of a seat's processes: bytes, CPU seconds so far, counts."""
 
     at: float
     private: int
@@ -96,19 +95,19 @@ class Look:
 
 
 def look(pid: int, memory: bool) -> Look:
-    """Process `pid` and all below it; 0 bytes without `memory`. What ends meanwhile is left out."""
+    """Sample `pid` and its descendants that do not end meanwhile; 0 bytes without `memory`."""
     top = psutil.Process(pid)
     held = dict.fromkeys(("Pss", "Pss_File", "Rss"), 0)
     cpu, threads, count = 0.0, 0, 0
     found = [top, *top.children(recursive=True)]
-    for process in found:  # quickly: who ends in between is counted neither here nor at its parent
+    for process in found:  # quickly: one that ends now is counted neither here nor at its parent
         with suppress(psutil.Error, OSError):
-            cpu += sum(process.cpu_times()[:4])  # its own, and of its children that have ended
+            cpu += sum(process.cpu_times()[:4])  # its own, and that of children that have ended
             threads += process.num_threads()
             count += 1
     at = time.monotonic()
     for process in found if memory else []:
-        with suppress(OSError, TypeError):  # a process that ends has no lines any more
+        with suppress(OSError, TypeError):  # a process that has ended has no lines
             text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             for name in held:
                 held[name] += 1024 * int(re.search(rf"^{name}:\s+(\d+)", text, re.M)[1])
@@ -117,7 +116,7 @@ def look(pid: int, memory: bool) -> Look:
 
 
 def size(folder: Path) -> int:
-    """Bytes on the disk of all that lies in a folder."""
+    """Bytes on disk of everything in a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -127,7 +126,7 @@ def size(folder: Path) -> int:
 
 
 class Kernel:
-    """A kernel of a server, for a notebook; asked as a browser asks."""
+    """A server's kernel for a notebook, used as from a browser."""
 
     def __init__(self, port: int, token: str, path: str) -> None:
         self._base, self._token = f"{lab.HOST}:{port}/api", token
@@ -153,7 +152,7 @@ class Kernel:
             return json.load(answer)
 
     def run(self, cell: dict) -> str:
-        """Runs a cell to its end; the error that it was not meant to raise, or ''."""
+        """Run a cell to its end; return the error that it was not meant to raise, or ''."""
         header = {"msg_id": secrets.token_hex(16), "msg_type": "execute_request", "version": "5.3"}
         header |= {"session": self._session["id"], "username": "learner"}
         content = {"code": cell["source"], "silent": False, "allow_stdin": False}
@@ -162,7 +161,7 @@ class Kernel:
         waiting, problem = {"execute_reply", "idle"}, ""
         while waiting:
             said = self._socket.recv()
-            if isinstance(said, bytes):  # a message with buffers: something to show
+            if isinstance(said, bytes):  # a message with buffers, for display
                 continue
             message = json.loads(said)
             kind, content = message["msg_type"], message["content"]
@@ -182,14 +181,14 @@ class Kernel:
 
 @dataclass
 class Seat:
-    """A learner's folder and server, until `resources` are closed; others add `looks`."""
+    """A learner's folder and server, until `resources` are closed; `measure` adds `looks`."""
 
     resources: ExitStack
-    memory: bool  # whether it is looked at
+    memory: bool  # whether to sample it
     looks: list[Look] = field(default_factory=list)
-    grown: int = 0  # bytes that its folder grew by at most
-    kept: int = 0  # and at the end
-    seconds: float = math.nan  # that the cells took
+    grown: int = 0  # peak growth of its folder in bytes
+    kept: int = 0  # growth at the end
+    seconds: float = math.nan  # duration of the cells
     problem: str = ""
 
     def __post_init__(self) -> None:
@@ -214,7 +213,7 @@ class Seat:
         return look(self.server.pid, self.memory)
 
     def learn(self, path: Path, gate: threading.Barrier) -> None:
-        """Runs a notebook, once all at the gate have a kernel; stops at the first problem."""
+        """Run a notebook once all at the gate have a kernel; stop at the first problem."""
         kernel = Kernel(self.port, self.token, path.relative_to(ROOT).as_posix())
         gate.wait(PATIENCE)
         self.began = self.look()
@@ -224,7 +223,7 @@ class Seat:
                 break
             if number == 0:  # a lesson's first cell imports
                 self.imported = self.look()
-        self.ended = self.look()  # the learner reads on, the kernel stays
+        self.ended = self.look()  # the learner keeps reading, the kernel stays
         self.seconds = self.ended.at - self.began.at
         self.kept = size(self.folder) - self.before
         kernel.close()
@@ -234,11 +233,11 @@ class Seat:
         return self.ended.cpu - self.began.cpu
 
     def most(self, name: str) -> int:
-        """The largest value of a field of all looks."""
+        """The largest value of a field over all looks."""
         return max(getattr(one, name) for one in self.looks)
 
     def busiest_second(self) -> float:
-        """Mean cores in use, over the second in which most were."""
+        """Mean cores in use over the busiest second."""
         spent = list(accumulate((one.cpu for one in self.looks), max))  # see `look`: it only grows
         found = 0.0
         for one, before in zip(self.looks, spent):
@@ -249,7 +248,7 @@ class Seat:
 
 
 def measure(path: Path, count: int, memory: bool) -> tuple[list[Seat], int]:
-    """So many seats after they have run the same notebook at once; bytes that /dev/shm grew by."""
+    """Run a notebook on `count` seats at once; return the seats and the growth of /dev/shm."""
     gate, shm = threading.Barrier(count), []
     with ExitStack() as stack:
         seats = [Seat(stack, memory) for _ in range(count)]
@@ -274,7 +273,7 @@ def measure(path: Path, count: int, memory: bool) -> tuple[list[Seat], int]:
 
 @dataclass(frozen=True)
 class Need:
-    """Of one lesson and one learner: bytes of memory, CPU and wall seconds, a learner's minutes."""
+    """One learner's needs in one lesson: bytes of memory, CPU and wall seconds, minutes."""
 
     private: int
     files: int
@@ -284,13 +283,13 @@ class Need:
 
 
 def fit(many_cores: int, memory: int, need: Need) -> dict[str, int]:
-    """How many learners a machine of so many cores and bytes of memory holds.
+    """How many learners fit on a machine with `many_cores` cores and `memory` bytes.
 
-    memory       each holds the peak of `private` at once; the mapped files are there once
-    same moment  all start the same lesson at once, and it may take SLOWER times what it took alone:
-                 the cores give that many core-seconds in that time
-    spread       each runs every cell REPEATS times, at some moment of the lesson's minutes, and
-                 BUSY of the cores are in use on average
+    memory       all hold their peak of `private` at once; the mapped files count once
+    same moment  all start the same lesson at once, and it may take SLOWER times as long as alone:
+                 in that time the cores must supply the core-seconds of all
+    spread       each runs every cell REPEATS times, at any moment of the lesson's minutes, and
+                 a fraction BUSY of the cores is in use on average
     """
     left = (1 - FREE) * memory - SYSTEM - need.files
     given = {"same moment": SLOWER * need.seconds, "spread": BUSY * 60 * need.minutes / REPEATS}
@@ -299,7 +298,7 @@ def fit(many_cores: int, memory: int, need: Need) -> dict[str, int]:
 
 
 def need(path: Path, weighed: Seat, timed: Seat) -> Need:
-    """What this notebook has needed alone, in the run for memory and in the run for time."""
+    """What this notebook needed alone, in the memory run and in the time run."""
     lesson, lab_of_it = readme_minutes()[number(path)]
     return Need(
         private=weighed.most("private"),
@@ -323,7 +322,7 @@ def title(path: Path) -> str:
 
 
 def table(heads: str, rows: list[list[object]]) -> str:
-    """Markdown; the heads are one string, with | between them."""
+    """Return a Markdown table; `heads` are separated by |."""
     names = heads.split("|")
     lines = [names, ["---"] + ["---:"] * (len(names) - 1), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
@@ -363,7 +362,7 @@ TOGETHER += "times as long as alone|by arithmetic|processes|threads|/dev/shm, Mi
 def together(
     path: Path, weighed: list[Seat], timed: list[Seat], shm: int, one: Need
 ) -> list[object]:
-    """A row of the table TOGETHER, beside what the arithmetic of `fit` says for as many seats."""
+    """A row of the table TOGETHER, next to what the arithmetic of `fit` says for as many seats."""
     count, slowest = len(timed), max(seat.seconds for seat in timed)
     at_once = [sum(look.pss for look in looks) for looks in zip(*(s.looks for s in weighed))]
     return [
@@ -382,7 +381,7 @@ def together(
 
 
 def fits(needs: dict[Path, Need]) -> str:
-    """The table of how many learners fit, each way for the lesson that needs most of it."""
+    """The table of how many learners fit, in each way for the most demanding lesson."""
     rows = []
     for many_cores, memory in MACHINES:
         found = {title(path): fit(many_cores, memory * GIB, one) for path, one in needs.items()}
@@ -401,7 +400,7 @@ def fits(needs: dict[Path, Need]) -> str:
 
 
 def into(page: Path, text: str) -> None:
-    """Puts the tables into a page, between its two comments."""
+    """Put the tables into a page, between its two comments."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
@@ -443,7 +442,7 @@ def main() -> int:
             else:
                 more.append(together(path, weighed, timed, shm, needs[path]))
 
-    from utils.measure.machine import processor_name  # maps torch, of which seats pay a share
+    from utils.measure.machine import processor_name  # late: maps torch, which seats share
 
     memory = psutil.virtual_memory().total / GIB
     machine = f"{processor_name()}, {CORES} cores, {memory:.0f} GiB"

@@ -1,22 +1,22 @@
-"""Tokens per second of one training step, ours beside nanoGPT, transformers and litgpt.
+"""Tokens per second of one training step: ours, nanoGPT, transformers and litgpt.
 
     python -m tests.bench.bench_train
     python -m tests.bench.bench_train --nanogpt ~/nanoGPT --litgpt ~/site-packages-with-litgpt
     python -m tests.bench.bench_train --no-compile --hidden 384 --heads 6
 
 One step is forward, backward and optimizer on one process: the same layers, width, heads, batch,
-sequence, vocabulary, loss (mean cross-entropy) and fused AdamW for all; dropout 0. nanoGPT is a
-GPT-2 layout (GELU, learned positions, tied embeddings) with as many matrix parameters in a block.
-Each contender has a process of its own, which keeps freed memory as our training loop does
-(utils.ranks.context). They take turns, in a new order each round, and a ratio is taken inside a
-round, so what else the machine does hits all alike. A peer that is not there is named as absent.
+sequence, vocabulary, loss (mean cross-entropy) and fused AdamW for all; dropout 0. nanoGPT has
+GPT-2's layout (GELU, learned positions, tied embeddings) with as many matrix parameters per block.
+Each contender has its own process, which keeps freed memory as our training loop does
+(utils.ranks.context). They take turns, in a new order each round, and ratios are taken within a
+round, so other load affects all alike. A missing peer is named as absent.
 
-On a CPU every contender runs twice, plain and under torch.compile, and the ratio that counts is
-that of our best to their best. Plain, nanoGPT has less to do outside its matrix products: no
+On a CPU every contender runs twice, eager and under torch.compile, and the ratio that counts
+compares our best with their best. Eager, nanoGPT has less to do outside its matrix products: no
 rotation of queries and keys, and a fused LayerNorm. Compiled, those costs vanish in fused loops.
 
 On a GPU the step runs in bfloat16 (--bf16: autocast; ours computes with copies of the weights, as
-`utils.train` does) and compiled only. With the peak known, the part of it that is used (MFU, by
+`utils.train` does) and compiled only. If the peak is known, the fraction of it in use (MFU, by
 GPTConfig.flops_per_token) is printed.
 """
 
@@ -58,7 +58,7 @@ PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
 
 
 def peak_of(device):
-    """Dense bf16 FLOP/s of a device by its name, None where `PEAKS` does not know it."""
+    """Dense bf16 FLOP/s of a device by its name, or None if it is not in `PEAKS`."""
     return next((flops for name, flops in PEAKS.items() if name in device), None)
 
 
@@ -133,7 +133,7 @@ BUILDERS = {
 
 
 def step_of(name, model, compiled, autocast):
-    """A function (x, y) -> None that does one training step of a contender."""
+    """Return a function (x, y) -> None that takes one training step of a contender."""
     if compiled and name == "utils.train":
         keep_from_compiling(model)
     compiled = torch.compile(model) if compiled else model
@@ -174,10 +174,10 @@ def step_of(name, model, compiled, autocast):
 
 
 def contend(name, compiled, sizes, pipe):
-    """The process of one contender: builds its model, then times a round whenever it is asked.
+    """Run the process of one contender: build its model, then time a round on each request.
 
-    Sends its number of parameters, or a sentence when it is absent; then seconds per step. Each has
-    a process of its own, as its own program would: how memory is reused is part of the speed.
+    Send its number of parameters, or a sentence if it is absent; then seconds per step. Each has
+    its own process, as a separate program would: how memory is reused is part of the speed.
     """
     sys.path += [str(path.expanduser()) for path in (sizes.nanogpt, sizes.litgpt) if path]
     if sizes.threads:
@@ -210,7 +210,7 @@ def contend(name, compiled, sizes, pipe):
 
 
 def contenders(sizes):
-    """{(name, compiled?): (pipe, parameters)} of all that can be built here; says which cannot."""
+    """Start what can be built, name what cannot; return {(name, compiled): (pipe, parameters)}."""
     started, context = {}, multiprocessing.get_context("spawn")
     modes = (False, True) if sizes.compile is None else (sizes.compile,)
     for name, compiled in itertools.product(BUILDERS, modes):
@@ -229,7 +229,7 @@ def contenders(sizes):
 
 
 def measure(started, rounds):
-    """{contender: [seconds per step of each round]}; the order is drawn anew for every round."""
+    """Return {contender: [seconds per step of each round]}; each round has a new random order."""
     seconds = {name: [] for name in started}
     for round_number in range(rounds + 1):  # the first one only warms up
         names = list(started)
@@ -246,7 +246,7 @@ def measure(started, rounds):
 
 
 def best(seconds, name):
-    """The contender (name, compiled?) with the smaller median, or None if it is absent."""
+    """The contender (name, compiled) with the smaller median, or None if it is absent."""
     both = [contender for contender in seconds if contender[0] == name]
     return min(both, key=lambda contender: statistics.median(seconds[contender]), default=None)
 

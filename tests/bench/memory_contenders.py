@@ -1,8 +1,8 @@
-"""Who is compared by `tests/bench/bench_memory.py`: each makes a function that does one step.
+"""The contenders of `tests/bench/bench_memory.py`: each builds a function that takes one step.
 
-`contender(name, config, device)` gives (step, model, optimizer) with step(x, y) -> None, for "ours"
-and "deepspeed" by the engines of `utils.train`, for "torch" with the lines that one would write
-with torch's own tools. All have the same model, AdamW, clipping and share of the rows.
+`contender(name, config, device)` returns (step, model, optimizer) with step(x, y) -> None: "ours"
+and "deepspeed" use the engines of `utils.train`, "torch" the usual code with torch's own tools. All
+have the same model, AdamW, clipping and rows.
 """
 
 from contextlib import nullcontext
@@ -40,7 +40,7 @@ def with_engine(config, device, name):
     torch.manual_seed(0)
     config = replace(config, engine="torch" if name == "ours" else "deepspeed")
     mesh = make_mesh(dp=dist.get_world_size())
-    with device:  # a billion weights are drawn there in a moment
+    with device:  # where a billion weights are drawn quickly
         model = GPT(config.model_config())
     engine = make_engine(model, config, device, mesh)
     engine.set_lr(1.0)
@@ -56,7 +56,7 @@ def with_engine(config, device, name):
 
 
 def plain_torch(config, device):
-    """The lines that one would write with torch's own tools."""
+    """The usual code with torch's own tools."""
     ranks, level, offload = dist.get_world_size(), config.zero_stage(), config.offload
     if offload == "activations" and device.type == "cpu":
         raise Absent("save_on_cpu moves nothing where the CPU is the device")

@@ -1,13 +1,13 @@
-"""Who is compared by `tests/bench/bench_parallel.py`: each makes a function that does one step.
+"""The contenders of `tests/bench/bench_parallel.py`: each builds a function that takes one step.
 
-`contender(name, config, device, mesh)` gives (step, module, optimizer) with step(x, y) -> None:
+`contender(name, config, device, mesh)` returns (step, module, optimizer) with step(x, y) -> None:
 
     ours        the engine of `utils.train`
     torch       parallelize_module (DTensor) for --tp, torch.distributed.pipelining for --pp,
-                fully_shard (FSDP2) for --dp, as one would compose them
+                fully_shard (FSDP2) for --dp, composed as usual
     deepspeed   PipelineModule for --pp, ZeRO for --dp
 
-All have the same model (ours), the same share of the rows in as many micro-batches, and AdamW.
+All have the same model (ours), the same rows, as many micro-batches, and AdamW.
 """
 
 from contextlib import nullcontext
@@ -99,7 +99,7 @@ def with_torch(model, config, device, mesh):
             for block in (m for m in stage.modules() if isinstance(m, Block)):
                 fully_shard(block, **options)
             fully_shard(stage, **options)
-    groups = {}  # one fused update takes parameters of one device mesh only
+    groups = {}  # a fused update takes parameters of a single device mesh
     for parameter in (p for stage in stages for p in stage.parameters()):
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     optimizer = torch.optim.AdamW(
@@ -109,7 +109,7 @@ def with_torch(model, config, device, mesh):
     tokens = config.batch * config.seq
 
     def loss_of(logits, y):
-        if isinstance(logits, DTensor):  # a sum over Shard(-1) is not there: the mean times tokens
+        if isinstance(logits, DTensor):  # there is no sum over Shard(-1): mean times tokens
             loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) * y.numel()
         else:
             loss = cross_entropy(logits, y, reduction="sum")
@@ -131,7 +131,7 @@ def with_torch(model, config, device, mesh):
 
 
 def pipelined(stages, config, device, mesh, grid, loss_of):
-    """A function (x, y) that runs torch's schedule over all micro-batches."""
+    """Return a function (x, y) that runs torch's schedule over all micro-batches."""
     count, group = config.pp * config.stages_per_rank(), grid["pp"].get_group()
     parts = [
         PipelineStage(stage, mesh.pp.index + chunk * config.pp, count, device, group=group)

@@ -1,32 +1,32 @@
-"""Tokens per second and time to first token of the served model, beside what one would do without.
+"""Tokens per second and time to first token of the served model, next to its alternatives.
 
     python -m utils.serving.bench --repo triton_model_repo --clients 1,4,16
     python -m utils.serving.bench --repo REPO --clients 1,4,16 --json > bench.json
     python -m utils.serving.bench --repo REPO --quick        # one short round, to see that it runs
 
-Contenders, all with the same model, prompts and new tokens (greedy), and with as many threads of
-torch: those that the repository's config.pbtxt gives to the ranks of gpt_engine together.
+Contenders, all with the same model, prompts, number of new tokens (greedy) and threads of torch: as
+many as the repository's config.pbtxt gives to all ranks of gpt_engine together.
 
     engine          the engine in this process, whole answers
     engine stream   the same, token by token
-    triton          a tritonserver of its own: HTTP generate, whole answers
+    triton          its own tritonserver: HTTP generate, whole answers
     triton stream   HTTP generate_stream
-    gateway         the gateway in front of that tritonserver, and the same by its stream
+    gateway         the gateway in front of that tritonserver; also as a stream
     sequential      transformers.generate, one request after another
-    static          transformers.generate, a batch of as many requests as there are clients
+    static          transformers.generate, a batch with one request per client
     ctranslate2     the same batches in C++, where it is installed: pip install ctranslate2
 
-Each number of clients is a closed loop: a client sends its next request when it has its answer. The
-contenders take turns inside each round, in another order each time, while the others wait idle; a
-ratio is taken inside a round, so what else the machine does hits all alike. Each round has a batch
-of prompts of its own, the same for all; `--seed` draws them from the corpus. No request ends early:
-prompts are chosen whose greedy answer has all its tokens. Nobody keeps what is asked again: prefix
-caching is off. Answers are compared: those that differ from transformers' are counted.
+Clients form a closed loop: each sends its next request when it has its answer. The contenders take
+turns, in a different order each round, while the others are idle; ratios are taken within a round,
+so other load affects all alike. Each round has its own batch of prompts, the same for all; `--seed`
+draws them from the corpus. No request ends early: only prompts with a greedy answer of full length
+are chosen. Prompts repeat, so prefix caching is off. Answers that differ from transformers' are
+counted.
 
-Figures are medians and quartiles over the rounds. A ratio has the interval of its rounds that holds
-the median with a probability of 90 % or more, whatever the distribution: from the k-th smallest to
-the k-th largest (of five to seven rounds, minimum and maximum). A goal is met when all of that is
-on the right side of it, not met when all of it is on the wrong one, else undecided.
+Figures are medians and quartiles over the rounds. The interval of a ratio contains the true median
+with a probability of at least 90 %, whatever the distribution: from the k-th smallest round to the
+k-th largest (of five to seven rounds, minimum and maximum). A goal is met if the whole interval is
+on its right side, not met if it is on the wrong side, and otherwise undecided.
 """
 
 import json
@@ -46,7 +46,7 @@ from utils.measure.machine import cores, processor_name
 from utils.serving.engine.version import Version
 from utils.serving.load import Load
 
-WHOLE = ("engine", *ADDRESSES, "ctranslate2")  # whose first token comes with the last one
+WHOLE = ("engine", *ADDRESSES, "ctranslate2")  # whose first token arrives with the last
 RATIOS = (
     ("triton", "engine"),
     ("triton stream", "engine stream"),
@@ -58,22 +58,22 @@ RATIOS = (
     ("triton", "sequential"),
     ("triton", "static"),
 )
-GOALS = (  # pair, with the most clients (-1) or the fewest (0), and the ratio that is wanted
+GOALS = (  # pair, the most clients (-1) or the fewest (0), the wanted ratio
     ("triton / engine", -1, 0.9),
-    ("gateway / triton", -1, 0.95),  # not lower: that it is equal, no number of rounds could show
+    ("gateway / triton", -1, 0.95),  # no number of rounds could show 1.0
     ("triton / sequential", -1, 5.0),
     ("engine / sequential", 0, 1.0),
     ("engine / ctranslate2", -1, 1.0),
     ("engine / ctranslate2", 0, 0.8),
 )
 BAR = "{percentage:3.0f}% {bar} {elapsed}, {remaining} left{postfix}"
-CONFIDENCE = 0.9  # that the interval of a ratio holds its median
+CONFIDENCE = 0.9  # probability that the interval of a ratio contains its median
 FIGURES = ("tokens_per_second", "first_p50", "latency_p50", "latency_p95")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. Raises ValueError for what makes no sense."""
+    """The options of a measurement. Raises ValueError for invalid ones."""
 
     repo: str = option("triton_model_repo", "model repository, filled by the export")
     clients: str = option("1,4,16", "numbers of clients, with commas between")
@@ -105,7 +105,7 @@ class Settings:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns its exit status."""
+    """Run the command line; return its exit status."""
     try:
         texts = {
             "prog": "python -m utils.serving.bench",
@@ -122,8 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def bench(settings: Settings, say: Callable[[str], None] = lambda text: None) -> dict:
-    """Runs all contenders; returns what --json prints. `say` gets a line now and then; a terminal
-    gets a bar besides."""
+    """Run all contenders; return what --json prints. `say` gets lines of progress; a terminal also
+    gets a bar."""
     version = Version.read(newest(settings.repo))
     rounds, new = (1, 8) if settings.quick else (settings.rounds, settings.max_tokens)
     with ExitStack() as stack:
@@ -168,14 +168,14 @@ def bench(settings: Settings, say: Callable[[str], None] = lambda text: None) ->
 
 
 def requests_of(settings: Settings, name: str, many: int) -> int:
-    """How many requests a load has: what its clients send, four at least. How many wait does not
-    change the speed of one after another, so there each client sends one."""
+    """The number of requests of a load, at least four. Each client of `sequential` sends only one,
+    because its speed does not depend on how many wait."""
     return max(4, many * (1 if name == "sequential" else settings.requests))
 
 
 def warm_up(world: World, settings: Settings) -> dict[tuple[str, int], float]:
-    """A load of each contender and number of clients that does not count, of one request a client
-    or two; returns {(contender, clients): seconds that one which counts is expected to take}."""
+    """Run a small load of each contender and number of clients, which does not count; return
+    {(contender, clients): expected seconds of a load that counts}."""
     world.take_batch(0)
     expected = {}
     for many in settings.counts:
@@ -184,19 +184,19 @@ def warm_up(world: World, settings: Settings) -> dict[tuple[str, int], float]:
                 world.load(name, many, 2, None)  # the first ones are slow
             load = world.load(name, many, 2 if name == "sequential" else max(2, many), None)
             took = load.seconds * requests_of(settings, name, many) / len(load.requests)
-            if settings.seconds:  # the last answers end later, by half of an answer's time
+            if settings.seconds:  # the last answers end half an answer's time later
                 took = settings.seconds + load.summary["latency_p50"] / 2
             expected[name, many] = took
     return expected
 
 
 def progress(seconds: float) -> tqdm:
-    """A bar of so many expected seconds on standard error, if that is a terminal."""
+    """A bar of the expected seconds on standard error, if that is a terminal."""
     return tqdm(total=seconds, disable=None, leave=False, bar_format=BAR)
 
 
 def duration(seconds: float) -> str:
-    """A time as one says it: "50 s", "4 min"."""
+    """A rounded duration: "50 s", "4 min"."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
@@ -211,10 +211,10 @@ def quartiles(values: Iterable[float]) -> dict:
 
 
 def interval(values: Iterable[float]) -> dict:
-    """{"low", "median", "high"} of a ratio's rounds: low and high are the k-th smallest and the
-    k-th largest, with the largest k for which they hold the true median with CONFIDENCE. Each round
-    is above or below that like a thrown coin, so they miss it with probability 2·P(fewer than k of
-    n are heads). None where there are so few rounds that even the extremes may both be on one side.
+    """Return {"low", "median", "high"} of a ratio's rounds: low and high are the k-th smallest and
+    the k-th largest, for the largest k with which they enclose the true median with CONFIDENCE. A
+    round is above or below it like a coin toss, so they miss it with probability 2·P(fewer than k
+    of n are heads). They are None if the rounds are too few even for k = 1.
     """
     values = sorted(values)
     n, k = len(values), 0
@@ -225,7 +225,7 @@ def interval(values: Iterable[float]) -> dict:
 
 
 def verdict(ratio: dict, wanted: float) -> str:
-    """Whether a ratio with its interval is at least what is wanted."""
+    """Whether a ratio is at least `wanted`, judged by its interval."""
     if ratio["low"] is not None and ratio["low"] >= wanted:
         return "met"
     if ratio["low"] is not None and ratio["high"] < wanted:
@@ -234,9 +234,9 @@ def verdict(ratio: dict, wanted: float) -> str:
 
 
 def summary(loads: dict[tuple[str, int], list[Load]], counts: list[int]) -> dict:
-    """{"results": {contender: {clients: {figure: quartiles}}}, "ratios": {"a / b": {clients:
-    interval}}, "goals": [{"goal", "wanted", "low", "median", "high", "verdict"}]} of {(contender,
-    clients): loads}."""
+    """Return {"results": {contender: {clients: {figure: quartiles}}}, "ratios": {"a / b": {clients:
+    interval}}, "goals": [{"goal", "wanted", "low", "median", "high", "verdict"}]} of `loads`,
+    {(contender, clients): [Load]}."""
     names = list(dict.fromkeys(name for name, _ in loads))
     results = {
         name: {
@@ -309,7 +309,7 @@ def report(found: dict) -> str:
 
 
 def text_of(ratio: dict) -> str:
-    """A ratio with its interval, where it has one."""
+    """A ratio with its interval, if it has one."""
     if ratio["low"] is None:
         return f"{ratio['median']:.2f} (?)"
     return f"{ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"

@@ -1,4 +1,4 @@
-"""Who is compared by `python -m utils.serving.bench`, started and idle until it is asked.
+"""The contenders of `python -m utils.serving.bench`, started and idle until they are called.
 
     with ExitStack() as stack:
         world = World(stack, repo, version, prompt_tokens=32, new=64)
@@ -7,7 +7,7 @@
         world.load("triton", 16, requests=32, seconds=None)       # a Load of 16 clients
 
 All answer the same prompts, greedily, with the same number of new tokens. No answer ends early:
-prompts are chosen that the engine answers in full, and transformers does not look for the end.
+only prompts that the engine answers in full are chosen, and transformers ignores the end token.
 """
 
 import random
@@ -31,7 +31,7 @@ from utils.serving.gateway import Gateway
 from utils.serving.load import Load, run
 from utils.serving.model_config import engine_config
 
-# Who answers Triton's HTTP, by the name of the contender: a context whose `http` is the address.
+# Contenders that speak Triton's HTTP: a context whose `http` is the address.
 ADDRESSES = {"triton": nullcontext, "gateway": Gateway}
 SERVED = tuple(name + kind for name in ADDRESSES for kind in ("", " stream"))
 CONTENDERS = ("engine", "engine stream", *SERVED, "sequential", "static", "ctranslate2")
@@ -39,8 +39,8 @@ LIMIT = 300.0  # seconds of one load
 
 
 class Prompt(NamedTuple):
-    """What all are asked: token ids, the same as text; the engine's text and the tokens of
-    transformers, both the right answer."""
+    """A prompt as token ids and as text; the right answer as the engine's text and the tokens of
+    transformers."""
 
     ids: list[int]
     words: str
@@ -63,9 +63,9 @@ def newest(repo: str | Path) -> Path:
 class World:
     """All contenders, started and idle, and the prompts that they get.
 
-    present, absent   names of contenders, and {name: why it is not here}
-    threads           of torch, that each contender has: all ranks together, or transformers
-    different         {name: answers that are not those of transformers}
+    present, absent   names of contenders, and {name: why it is absent}
+    threads           torch's threads of each contender: of all ranks together, or of transformers
+    different         {name: number of answers that differ from those of transformers}
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class World:
         from utils.serving.server import TritonServer, server_available
 
         self.prompt_tokens, self.new = prompt_tokens, new
-        # all are asked the same, again and again: who kept it would be praised for that
+        # prompts repeat: a prefix cache would be an unfair advantage
         config = engine_config(Path(repo) / "gpt_engine" / "config.pbtxt")
         config = replace(config, enable_prefix_caching=False)
         self.slots = config.max_num_seqs
@@ -113,8 +113,8 @@ class World:
         self.present = [name for name in CONTENDERS if name in self._loads]
 
     def choose_prompts(self, size: int, batches: int, seed: int) -> None:
-        """So many batches of prompts: texts of the corpus, drawn by `seed`, that survive text and
-        tokens and are answered in full. Where the corpus has too few, they come again."""
+        """Draw `batches` of prompts by `seed`: texts of the corpus that survive tokenization and
+        are answered in full. If the corpus has too few, they repeat."""
         if self.prompt_tokens + self.new > self.engine.max_model_len:
             raise ValueError(
                 f"{self.prompt_tokens} tokens and {self.new} new ones are more than the "
@@ -136,12 +136,11 @@ class World:
         ]
 
     def take_batch(self, number: int) -> None:
-        """From now on request i of every load asks prompt i of this batch; all answers are right
-        so far."""
+        """Let request i of every load use prompt i of this batch; count differences from zero."""
         self.prompts, self.different = self._all[number], dict.fromkeys(self.present, 0)
 
     def load(self, name: str, many: int, requests: int | None, seconds: float | None) -> Load:
-        """One load of a contender with so many clients: so many requests in all, or `seconds`."""
+        """Run one load of a contender with `many` clients: `requests` in all, or `seconds`."""
         load = self._loads[name](name, many, requests, seconds)
         if load.errors:
             raise RuntimeError(f"{name}: a request failed: {next(iter(load.errors))}")
@@ -150,7 +149,7 @@ class World:
     # ---- prompts and answers
 
     def _candidates(self, seed) -> Iterator[tuple[list[int], str]]:
-        """(token ids, text) of places of the corpus, in a random order."""
+        """Yield (token ids, text) of passages of the corpus, in random order."""
         from utils.data import corpus
 
         text = bytes(corpus.load().tolist()).decode(errors="ignore")
@@ -173,7 +172,7 @@ class World:
         self.different[name] += not same
         return [0] * self.new  # its tokens, to be counted by the load
 
-    # ---- how each is asked
+    # ---- how each is called
 
     def _clients(self, send, name, many, requests, seconds) -> Load:
         return run(partial(send, name), many, requests, seconds, limit=LIMIT)
@@ -206,8 +205,8 @@ class World:
         yield self._compare(name, "".join(pieces) == prompt.text)
 
     def _batches(self, peer, size, name, many, requests, seconds) -> Load:
-        """`many` clients of a server that serves `size` requests at a time (None: all), in the
-        order in which they come: a client's next request comes when it has its answer."""
+        """`many` clients of a server that serves `size` requests at a time (None: all) in order of
+        arrival; a client sends its next request when it has its answer."""
         size, rows, ends, now = size or many, [], [], 0.0
         zero = time.perf_counter()
         while (requests is None and now < seconds) or (requests and len(rows) < requests):

@@ -1,15 +1,15 @@
-"""Other programs that generate, each in a process of its own: what the engine is compared with.
+"""Other programs that generate, each in its own process, to compare the engine with.
 
     peer = Peer(folder, threads=2)                  # transformers, on a Hugging Face folder
     peer = Peer(folder, 2, "ctranslate2")           # the same model in C++, where it is installed
     peer = Peer(folder, 2, "ctranslate2 int8")      # and in its 8 bits
     tokens, first = peer.generate([[5, 7], [3, 9]], max_tokens=32)     # one batch, greedy
-    peer.threads                                    # that it computes with
+    peer.threads                                    # the number in use
     peer.close()
 
-The process waits at a pipe, one line of JSON in and one out, so that it does nothing while others
-are measured. fp32, greedy, and no end before max_tokens: the end token is not looked for. Prompts
-of a batch have one length, so nothing is padded: the best case of a static batch.
+The process waits at a pipe, one line of JSON in and one out, so that it is idle while others are
+measured. It generates greedily, in fp32 by default, and up to max_tokens: the end token is ignored.
+Prompts of a batch have equal lengths, so nothing is padded: the best case of a static batch.
 """
 
 import json
@@ -49,14 +49,14 @@ class Peer:
     def generate(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float = 300.0
     ) -> tuple[list[list[int]], float | None]:
-        """(new tokens of each prompt, seconds until the first ones) of one batch; CTranslate2 does
-        not say when the first ones came: None."""
+        """Return (new tokens of each prompt, seconds until the first ones) of one batch; the latter
+        are None for CTranslate2, which does not report them."""
         question = {"prompts": prompts, "max_tokens": max_tokens}
         answer = self._answer(seconds, json.dumps(question).encode())
         return answer["tokens"], answer["first"]
 
     def close(self) -> None:
-        """Ends the process: it ends by itself when its pipe closes, else it is killed."""
+        """End the process by closing its pipe; kill it if it does not exit."""
         end([self._process], 2.0)
 
     def __enter__(self):
@@ -77,9 +77,9 @@ class Peer:
 
 
 def main(folder: str, threads: int, library: str) -> None:
-    """The process: serves lines until standard input ends."""
+    """Serve lines until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print is no answer
+    os.dup2(2, 1)  # keep what libraries print out of the answers
     library, _, numbers = library.partition(" ")
     if library == "transformers":
         threads, generate = with_transformers(folder, threads)
@@ -92,7 +92,7 @@ def main(folder: str, threads: int, library: str) -> None:
 
 
 def with_transformers(folder: str, threads: int) -> tuple[int, Callable]:
-    """(torch's threads, what generates a batch with transformers)."""
+    """Return (torch's threads, a function that generates a batch with transformers)."""
     with collector_at_rest():
         import torch
         from transformers import AutoModelForCausalLM
@@ -101,7 +101,7 @@ def with_transformers(folder: str, threads: int) -> tuple[int, Callable]:
     model.generation_config.eos_token_id = None  # no early end
 
     class Clock:
-        """Called before each new token is chosen: notes when the first one could be."""
+        """Record when the first token can be chosen; called before each choice."""
 
         def __call__(self, tokens, scores):
             self.first = self.first or time.perf_counter()
@@ -122,8 +122,8 @@ def with_transformers(folder: str, threads: int) -> tuple[int, Callable]:
 
 
 def with_ctranslate2(folder: str, threads: int, compute_type: str) -> tuple[int, Callable]:
-    """(threads, what generates a batch with CTranslate2), from a converted copy of the model;
-    compute_type as CTranslate2 calls it."""
+    """Return (threads, a function that generates a batch with CTranslate2) for a converted copy of
+    the model; compute_type as CTranslate2 names it."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
     from tokenizers import Tokenizer
@@ -133,7 +133,7 @@ def with_ctranslate2(folder: str, threads: int, compute_type: str) -> tuple[int,
         copy, converted = Path(temporary, "model"), str(Path(temporary, "converted"))
         shutil.copytree(folder, copy)
         settings = copy / "tokenizer_config.json"
-        known = json.loads(settings.read_text())  # the converter wants names, used or not
+        known = json.loads(settings.read_text())  # the converter requires these names, used or not
         known |= dict.fromkeys(("bos_token", "unk_token"), tokenizer.id_to_token(0))
         settings.write_text(json.dumps(known))
         TransformersConverter(str(copy)).convert(converted)
