@@ -7,7 +7,7 @@ All compute causal attention over the same sequence, forward and backward, witho
 MLP. They take turns on the same ranks, in a new order each round, and ratios are taken within a
 round. "one rank" is PyTorch's own attention over the whole sequence on rank 0 while the others
 wait: with a core or a GPU per rank, N ranks could be N times as fast. Memory is the highest peak of
-any rank, by `utils.measure.memory`. `torch` is its experimental `context_parallel`, for GPUs only.
+any rank, by `utils.measure.memory`. "torch" is PyTorch's experimental context_parallel, for GPUs.
 """
 
 import argparse

@@ -192,7 +192,6 @@ HEAD = f"{'':39} {'tokens/s':>9} {'ours/theirs: speed':>24} {'peak MiB':>9} {'me
 
 
 def show(name, rows):
-    """Print a line per contender."""
     for who, row in rows.items():
         print(f"{name if who == 'ours' else '':28} {who:10} {line(row)}", flush=True)
 

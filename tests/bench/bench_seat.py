@@ -69,9 +69,9 @@ BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 MACHINES = [(8, 32), (16, 64), (32, 128), (64, 256)]  # cores, GiB
 SYSTEM = 2 * GIB  # for the system and the hub's own processes
 FREE = 0.1  # fraction of the memory that stays free
-SLOWER = 2  # how many times longer a cell may take when all run it at once
+SLOWER = 2  # how many times as long a cell may take when all run it at once
 REPEATS = 3  # times that a learner runs each cell
-BUSY = 0.5  # fraction of the cores, on average, when learners run cells at different moments
+BUSY = 0.5  # fraction of the cores in use, on average, if cells run at different moments
 
 
 # ---- a seat, and what it holds

@@ -7,7 +7,7 @@
                 fully_shard (FSDP2) for --dp, composed as usual
     deepspeed   PipelineModule for --pp, ZeRO for --dp
 
-All have the same model (ours), the same rows, as many micro-batches, and AdamW.
+All have the same model (ours), the same rows and number of micro-batches, and AdamW.
 """
 
 from contextlib import nullcontext

@@ -25,7 +25,7 @@ BYTES = replace(MACHINES["dgx-h100"], levels=(Level(ANY, 1 / LINK, 0.0),))
 LONG = GPTConfig(vocab_size=512, hidden_size=1024, layers=2, heads=8, kv_heads=2,
                  max_positions=65536)
 AXES = ("tp", "cp", "pp", "dp_cp")
-LONG_CASES = [  # the first three have each of both
+LONG_CASES = [  # the first three cover every way and every mode
     ([*WAYS][(n + shift) % 3], RECOMPUTE[n]) for shift in range(3) for n in range(3)
 ]
 
@@ -35,7 +35,7 @@ def traffic_of(seen):
 
 
 def for_real(config, mix, options):
-    """On a real rank: the step in which gloo's threads held the least memory."""
+    """What a real rank holds and sends in the step with the least memory in gloo's threads."""
     mesh = make_mesh(**mix)
     seen = min(
         (fake_run.one_step(config, mesh, **options) for _ in range(3)),

@@ -1,8 +1,7 @@
 """The planner against published runs: the errors of both halves are within bounds.
 
-Constants were fitted to FITTED and SHARDED_FITTED, none to HELD_OUT and SHARDED_HELD_OUT.
-OTHER_SOFTWARE loses time in ways that the planner does not model; there it must only be an upper
-bound.
+Constants were fitted to FITTED and SHARDED_FITTED, none to HELD_OUT and SHARDED_HELD_OUT. For
+OTHER_SOFTWARE, which loses time in ways not modelled, the plan must only be an upper bound.
 """
 
 import math
@@ -37,7 +36,7 @@ from utils.planner.published import (
 )
 from utils.planner.strategy import OVERLAPS
 
-SINGLE = {FSDP: 1.2, ZERO_3: 0.38}  # its 1T run waited for the allocator, its authors say
+SINGLE = {FSDP: 1.2, ZERO_3: 0.38}  # FSDP's 1T run waited for its allocator
 
 
 def named(rows):

@@ -1,8 +1,8 @@
 """The planner against this course's trainer on a GPU, using rates measured on that GPU.
 
 One NVIDIA H200, torch 2.11, November 2026, commit 267935e, when the trainer computed in bf16 under
-autocast and its loss held all logits. No constant was fitted to these rows. Offloading is
-left out: the bus and the host were not measured.
+autocast and its loss held all logits. No constant was fitted to these rows. Offloading is left out:
+the bus and the host were not measured.
 """
 
 from dataclasses import replace

@@ -65,7 +65,6 @@ def gone(mark, seconds=60):
 
 
 def interfaces():
-    """The names of this machine's own network interfaces."""
     with open("/proc/net/dev") as file:
         return sorted(line.partition(":")[0].strip() for line in file if ":" in line)
 

@@ -5,8 +5,8 @@
     rows = read_rows(file, axes)
     pairs_of(axes)                                 the pairs to cover
 
-This finds every bug that takes two options, with tens of runs instead of millions. `axes` maps each
-option's name to the values to try.
+A bug that takes two options to appear shows up in tens of runs instead of millions. `axes` maps
+each option's name to the values to try.
 """
 
 import csv

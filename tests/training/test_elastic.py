@@ -143,7 +143,7 @@ def test_a_killed_rank_costs_no_more_than_the_steps_since_the_checkpoint(storm):
 
 
 def test_without_a_node_the_other_goes_on_alone(storm):
-    """It gets no message of its neighbour's death and learns of it from the time limit."""
+    """It gets no message about its neighbour's death and learns of it from the time limit."""
     assert 0 <= lost(storm.node_killed, storm.after) <= EVERY
     assert storm.alone == {0}
     sentence = r"utils\.train: waited \d+ s in vain: rank 1 gives no sign of life"

@@ -39,7 +39,7 @@ def save(folder, step, files=("config.json", "training.json")):
 
 
 def killed_before(call, act):
-    """Run act(), killed at its call-th access to the file system; whether it came that far."""
+    """Kill act() at its call-th access to the file system; return whether it got that far."""
     pid = os.fork()
     if pid == 0:
         left = call

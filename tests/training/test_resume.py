@@ -59,7 +59,7 @@ def test_a_stopped_run_goes_on(pools, ranks, options, tmp_path):
     assert len(first) == STOPPED + 1 and first == whole[: len(first)]
     again = replace(resumed(folder), out=None)
     rest, others = pools[ranks].run(run, again)[0]
-    assert first + rest == whole  # bit for bit
+    assert first + rest == whole
     assert all(torch.equal(value, parameters[name]) for name, value in others.items())
 
     plain = replace(again, **{name: getattr(PLAIN, name) for name in MEMORY})

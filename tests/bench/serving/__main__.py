@@ -97,7 +97,6 @@ class Settings:
 
     @property
     def counts(self) -> list[int]:
-        """The numbers of clients."""
         words = self.clients.split(",")
         if not all(word.strip().isdigit() and 1 <= int(word) <= 64 for word in words):
             raise ValueError(f"--clients {self.clients!r}: give numbers from 1 to 64, like 1,4,16")

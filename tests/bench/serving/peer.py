@@ -8,7 +8,7 @@
     peer.close()
 
 The process waits at a pipe, one line of JSON in and one out, so that it is idle while others are
-measured. It generates greedily, in fp32 by default, and up to max_tokens: the end token is ignored.
+measured. It generates greedily, in fp32 by default, and ignores the end token: max_tokens each.
 Prompts of a batch have equal lengths, so nothing is padded: the best case of a static batch.
 """
 
