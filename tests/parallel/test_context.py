@@ -145,7 +145,7 @@ def test_large_scores_do_not_overflow(dtype):
     torch.testing.assert_close(out.to(dtype), whole, rtol=2e-2, atol=1e-1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_on_cuda_are_those_of_the_cpu(dtype, causal):
