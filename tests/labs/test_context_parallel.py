@@ -22,7 +22,7 @@ def test_what_is_sent_in_the_open_task(tmp_path):
     from labs.support.context_parallel.measurements import LENGTH, WIDTH, drawn_heads, measured
 
     right = LAB.source("ring")
-    thrifty = LAB.answer("ring", "nothing travels that nobody sees").source.removeprefix(right)
+    thrifty = LAB.answer("ring", "only what is seen travels").source.removeprefix(right)
     (tmp_path / "context.py").write_text(right + thrifty.replace("def ", "def thrifty_"))
     heads, size = drawn_heads(4), 4
     assert heads == drawn_heads(4)
