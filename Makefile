@@ -47,7 +47,7 @@ grade: ready ## run the labs' checks on what a class has handed in (FOLDERS="han
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
-test: ready ## run the tests: every notebook, every proof, one wrong answer of each of the labs' exercises
+test: ready ## run the tests: every notebook, every proof, a right and a wrong answer per exercise
 	$(RUN) pytest -n 3
 
 test-all: ready ## run all tests: every wrong answer, faults, kills, the hub, the book

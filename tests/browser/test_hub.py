@@ -21,6 +21,7 @@ from utils.paths import ROOT
 if not find_chromium() and not os.environ.get("CI"):
     pytest.skip("no Chromium: apt-get install chromium, or CHROMIUM=/path", allow_module_level=True)
 
+pytestmark = pytest.mark.thorough
 ARTIFACTS = ROOT / "tests" / "artifacts"
 WAIT = 1000 * patience(120)  # ms; three seats open at once
 LESSON = "notebooks/01_data_parallel.ipynb"
@@ -217,7 +218,6 @@ def test_a_learners_page_acts_in_no_other_seat(chromium, hub):
     assert not (hub.folder / "homes" / emil.name / COPY.name / "stolen.txt").exists()
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_three_learners_start_ranks_at_the_same_time(learners):
     for learner in learners:
@@ -235,7 +235,6 @@ def test_three_learners_start_ranks_at_the_same_time(learners):
     assert int(ada.tell(count)) <= before - 4
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
     for learner in learners:
@@ -249,7 +248,6 @@ def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
     assert bob.tell("print([name for _, name in socket.if_nameindex()])") == "['lo']"
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_no_seat_sees_another_ones_files(learners, hub):
     for learner in learners:
@@ -263,7 +261,6 @@ def test_no_seat_sees_another_ones_files(learners, hub):
             assert "Read-only file system" in learner.tell(f"open('{place}/x', 'w')"), place
 
 
-@pytest.mark.thorough
 @pytest.mark.skipif(not CAN_LIMIT, reason="only root may make control groups here")
 @pytest.mark.timeout(120)
 def test_limits_hold_and_reach_nobody_else(learners):
@@ -278,7 +275,6 @@ def test_limits_hold_and_reach_nobody_else(learners):
     assert int(ada.tell(MANY)) < 400
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     ada, bob, _ = learners
@@ -290,7 +286,6 @@ def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     expect(thief.page.get_by_text("Invalid username or password")).to_be_visible(timeout=WAIT)
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
     """The attack succeeds, and the hub warns of it."""

@@ -84,6 +84,7 @@ def test_rms_norm_reads_and_writes_each_number_once():
     assert code.bytes_per(4096) == 3 * 4 + 2 * 4  # x, dy, weight; dx, and dw once for all rows
 
 
+@pytest.mark.thorough
 def test_rows_of_a_backward_pass_are_loaded_ahead():
     x, stages = tensors(6, torch.bfloat16, 4096), {}
     for count in (1, 3):
