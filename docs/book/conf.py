@@ -84,7 +84,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "navbar_persistent": [],  # the sidebar has a search field
-    "content_footer_items": [],
+    "footer_content_items": [],
 }
 
 shown_as_code: set[Path] = set()  # the files and folders that pages link to

@@ -82,6 +82,7 @@ def test_every_lesson_lab_and_document_is_a_page_and_no_worked_answer_is(book):
     assert {name(path) for path in [*LESSONS, *LABS, *DOCS]} <= pages
     assert not [page for page in pages if "/solution/" in page]
     assert (book / "index.html").read_bytes() == (book / "README.html").read_bytes()
+    assert "name not set" not in (book / "index.html").read_text()  # the theme's line on authors
 
 
 def test_no_link_is_dead(links, book):
