@@ -24,8 +24,8 @@ merge='cp %A %A.mine; git merge-file -q --ours %A %O %B
     rm %A.mine'
 
 attributes="$folder/.git/info/attributes"
-grep -qs merge=notebook "$attributes" || echo "*.ipynb merge=notebook" >> "$attributes"
-git -C "$folder" config merge.notebook.driver "$merge" &&
+{ grep -qs merge=notebook "$attributes" || echo "*.ipynb merge=notebook" >> "$attributes"; } &&
+    git -C "$folder" config merge.notebook.driver "$merge" &&
     timeout 60 git -C "$folder" fetch && # what may hang may be cut off here, and not in a merge
     gitpuller "$address" "$branch" "$folder" ||
     echo "The course was not brought up to date; the copy stays as it was." >&2

@@ -184,7 +184,7 @@ def test_the_lab_of_a_seat_joins_a_class(tmp_path):
             assert "The class" in said and "The instructor sees that owl asks for help." in said
             until(lambda: "owl" in board.learners())
             until(lambda: (board.learners()["owl"]["help"] or [""])[0] == "which ring?")
-            assert "reports to no class" in ada.run(LEAVE)
+            assert "is not in a class" in ada.run(LEAVE)
             board.kill(signal.SIGTERM)
             assert not os.path.exists(way)
 
