@@ -29,8 +29,8 @@ Nothing is written twice. A lesson becomes a deck by these rules:
   docs/instructor/lessons.md and docs/instructor.md say of the lesson or of one of its sections, the
   latter with the programme's name.
 - A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
-  "slide" and "subslide" begin a slide, and what is printed next is shown on it; "fragment" waits for
-  a key, "skip" is left out, "notes" goes to the notes.
+  "slide" and "subslide" begin a slide, and what is printed next is shown on it; "fragment" waits
+  for a key, "skip" is left out, "notes" goes to the notes.
 
 slides.js fits a slide into 1280 × 720: it shrinks a figure and moves what has no room to the notes.
 """
