@@ -27,11 +27,11 @@ IMPORT = re.compile(r"(?m)^(?:import|from) ")
 DEFINES = re.compile(r"(?m)^(?:def|class) ")
 HTML_ID = re.compile(r"""<a\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
 
-START = re.compile(r"(?ms)^## Start\n.*?(?=^\*\*For whom)")  # a reader of the book needs no set-up
 LINKS = re.compile(r"(?m)^\*\*\[Read lesson 00\].*\n")  # the book has doors instead
 DOORS = """\
 <div class="doors">
 <a href="notebooks/00_start_here.html"><b>Start reading</b> Lesson 00: what is in a machine?</a>
+<a href="#start"><b>Run it</b> Two commands on your laptop, no GPU</a>
 <a href="docs/instructor.html"><b>Teach</b> Programmes, the room, lesson by lesson</a>
 <a href="docs/serving.html"><b>Deploy</b> The engine and its Triton server</a>
 <a href="docs/glossary.html"><b>Look up</b> The words of the field, one line each</a>
@@ -130,7 +130,7 @@ def source_read(app, docname: str, source: list[str]) -> None:
     if file.suffix != ".ipynb":
         source[0] = relinked(source[0], file.name)
         if docname == root_doc:
-            source[0] = LINKS.sub(DOORS, START.sub("", source[0])) + "\n\n" + contents()
+            source[0] = LINKS.sub(DOORS, source[0]) + "\n\n" + contents()
         return
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:
@@ -194,7 +194,9 @@ def how_to_open(app, docname: str) -> nodes.container:
     """How to run this page, and the files that a lab asks for."""
     file = app.env.doc2path(docname, base=False)
     words = nodes.paragraph("", "To run this page: ")
-    words += [nodes.literal("", "make lab"), nodes.Text(", then open ")]
+    start = app.builder.get_relative_uri(docname, root_doc) + "#start"
+    words += [nodes.reference("", "", nodes.literal("", "make lab"), refuri=start)]
+    words += [nodes.Text(", then open ")]
     words += [nodes.literal("", str(file)), nodes.Text(" in JupyterLab.")]
     files = sorted((ROOT / file).parent.glob("*.py")) if docname.startswith("labs/") else []
     for before, path in zip([" You write ", *[", "] * len(files)], files):

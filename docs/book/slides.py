@@ -29,8 +29,8 @@ Nothing is written twice. A lesson becomes a deck by these rules:
   docs/instructor/lessons.md and docs/instructor.md say of the lesson or of one of its sections, the
   latter with the programme's name.
 - A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
-  "slide" and "subslide" begin a slide, "fragment" waits for a key, "skip" is left out, "notes" goes
-  to the notes.
+  "slide" and "subslide" begin a slide, and what is printed next is shown on it; "fragment" waits
+  for a key, "skip" is left out, "notes" goes to the notes.
 
 slides.js fits a slide into 1280 × 720: it shrinks a figure and moves what has no room to the notes.
 """
@@ -264,6 +264,7 @@ class Part:
     asked: bool = False  # a question waits for the call to predict
     cell: int = 0  # the number of the cell that is added
     pending: bool = False  # a question waits for its answer
+    marked: bool = False  # a cell says that a slide begins here
 
     @property
     def number(self) -> str:
@@ -421,6 +422,7 @@ def deck(notebook: dict) -> list[Part]:
                 before = next((n for n, p in enumerate(part.pieces) if p.kind == "below"), 0)
             if begins:
                 part.pieces.insert(before, Piece("break", ""))
+                part.marked = True
         else:
             if begins:
                 part.add("break", "")
@@ -549,8 +551,9 @@ def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
             part.add("table", "".join(output["data"]["text/html"]))
     text = UNANSWERED.sub("", REVEALED.sub("", text)).strip("\n")
     if text:
-        kind = "output" if answer or bug or by_hand else "spare"
+        kind = "output" if answer or bug or by_hand or part.marked else "spare"
         part.add(kind, f"<pre>{html.escape(shortened(text))}</pre>")
+        part.marked = False
 
 
 def printed(output: dict) -> str:

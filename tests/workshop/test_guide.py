@@ -75,6 +75,24 @@ def test_the_twelve_weeks_add_up():
     assert len(weeks) == 12
 
 
+@pytest.mark.parametrize(
+    ("heading", "column"), [("One day", 3), ("Two days", 4), ("Half a day: the deploy lab", 7)]
+)
+def test_a_programmes_minutes_are_those_of_its_sessions(heading, column):
+    sessions = [row for row in rows(heading) if re.fullmatch(r"\d:\d\d", row[0])]
+    starts = [60 * int(row[0][0]) + int(row[0][2:]) for row in sessions]
+    spent: dict[tuple[str, str], int] = {}
+    for row, begin, end in zip(sessions, starts, starts[1:]):
+        if end > begin and (part := re.search(r"([Ll]esson|Lab) (\d\d)", row[1])):
+            key = part[1].lower(), part[2]
+            spent[key] = spent.get(key, 0) + end - begin
+    for row in rows("Programmes"):
+        lesson, lab = re.match(r"(\d+)?(?:.* lab .*?(\d+))?", row[column]).groups()
+        named = [("lesson", row[0][:2], lesson), ("lab", row[0][:2], lab)]
+        for kind, number, minutes in named:
+            assert spent.get((kind, number), 0) == int(minutes or 0), (kind, number)
+
+
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_what_is_the_same_everywhere_stands_in_the_notebook(lesson):
     part = PARTS[lesson]
