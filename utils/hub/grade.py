@@ -114,16 +114,19 @@ def main() -> None:
     except SeatError as error:
         parser.error(str(error))
     beside = options.out.with_name(f".{options.out.name}.partial")
-    with beside.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for folder in options.folders:
-            for row in rows(folder.resolve()):
-                table.writerow(row)
-                print(" · ".join(part for part in row if part), flush=True)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(options.out)
+    try:
+        with beside.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(COLUMNS)
+            for folder in options.folders:
+                for row in rows(folder.resolve()):
+                    table.writerow(row)
+                    print(" · ".join(part for part in row if part), flush=True)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(options.out)
+    finally:
+        beside.unlink(missing_ok=True)  # after an error or Ctrl-C
     print(f"\n{options.out}")
 
 

@@ -17,7 +17,9 @@ becomes
 
 If a raise would stop Run All (a block at the left margin), or if the learner should start from
 something, the copy has the lines `### STUB: answer = None` of the block instead, below the task as
-a comment. Links are shortened by one folder. A learner's notebook is stored executed.
+a comment. In a Markdown cell the block is `<!-- BEGIN SOLUTION`, the learner's start, `-->`, the
+solution, `<!-- END SOLUTION -->`. Links are shortened by one folder. A learner's notebook is stored
+executed.
 
 A copy that was edited (it is neither git's version nor the generated one) is left unchanged and
 reported; FORCE=1 overwrites it.
@@ -38,6 +40,7 @@ from utils.workshop.notebooks import name, read, refresh
 BEGIN = re.compile(r"(\s*)### BEGIN SOLUTION(?::\s*(.*))?$")
 END = re.compile(r"\s*### END SOLUTION\s*$")
 STUB = re.compile(r"(\s*)### STUB: ?(.*)$")
+IN_TEXT = re.compile(r"<!-- BEGIN SOLUTION\n(.*?)\n-->\n.*?<!-- END SOLUTION -->", re.S)
 LINK = re.compile(r"""(\]\(|(?:href|src)=["'])\.\./""")
 
 
@@ -101,7 +104,7 @@ def learner_notebook(solution: nbformat.NotebookNode, place: str) -> nbformat.No
             cell.source = without_solution(cell.source, f"{place}, cell {cell.id}")
             cell.outputs, cell.execution_count = [], None
         else:
-            cell.source = LINK.sub(r"\1", cell.source)
+            cell.source = LINK.sub(r"\1", IN_TEXT.sub(r"\1", cell.source))
     return notebook
 
 
