@@ -92,7 +92,7 @@ def test_a_failure_is_a_sentence_with_the_case_and_the_line(answer, source):
 
 def test_who_sleeps_again_and_again_is_ended_by_the_clock(answer):
     loop = "import time\ndef number():\n    while True: time.sleep(0.01)\n"
-    with pytest.raises(Wrong, match=r"alone: no end after 2 s in answer.py line 5"):
+    with pytest.raises(Wrong, match=r"alone: did not finish within 2 s in answer.py line 5"):
         answer(loop).alone("alone", lambda answer: answer.number(), clock=2.0)
 
 

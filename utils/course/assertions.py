@@ -101,7 +101,7 @@ def same_bits(case: str, what: str, by_rank: Sequence[torch.Tensor], hint: str =
 
 
 def bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """The same shape, dtype and bits: NaN equals NaN, and 0 is not −0."""
+    """Whether shape, dtype and bits are equal: NaN equals NaN, and 0 is not −0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(*(t.detach().view(WHOLE[t.dtype.itemsize]) for t in (a, b)))

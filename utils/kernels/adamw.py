@@ -325,7 +325,7 @@ def _refuse_left_out(options):
 
 
 def _check_group(group):
-    """Raises ValueError for numbers that make no sense and tensors that the kernel cannot step."""
+    """Raise ValueError for numbers that make no sense and tensors that the kernel cannot step."""
     for name in ("lr", "eps", "weight_decay"):
         if not group[name] >= 0:
             raise ValueError(f"{name} {group[name]} must be 0 or more")

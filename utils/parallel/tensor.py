@@ -145,7 +145,7 @@ class RowParallelLinear(nn.Module):
 
 
 class RowParallelConv1D(RowParallelLinear):
-    """The same for GPT-2's linear layer: `weight` (inputs of this rank, outputs)."""
+    """A row-parallel GPT-2 linear layer: `weight` (inputs of this rank, outputs)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.region.reduce_from(x @ self.weight) + self.bias
@@ -209,7 +209,8 @@ class VocabularyLinear(nn.Module):
 
 
 class GatheredLogits(VocabularyLinear):
-    """The same for a model whose own code needs the logits of all words, (B, T, V)."""
+    """A VocabularyLinear whose output has the logits of all tokens, (B, T, V), which the model's
+    own code needs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x).transpose(1, 2)

@@ -87,7 +87,7 @@ def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
                 engine.submit([1])
             return str(refused.value)
 
-        until(lambda: "do not start" in reason() and str(shard) in reason())
+        until(lambda: "failed to start" in reason() and str(shard) in reason())
         shard.write_bytes(whole)
         until(lambda: engine.ready)
         assert engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens == expected
