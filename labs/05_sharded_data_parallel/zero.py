@@ -126,7 +126,7 @@ class Zero3(Zero2):
         raise NotImplementedError("what stage 2 does, and what else is not needed now?")
 
     def step(self) -> None:
-        """The next forward pass gathers what it needs."""
+        """Take a step. Gather nothing: the next forward pass gathers what it needs."""
         raise NotImplementedError("what is left of a step?")
 
     # Given: a hook that returned something would change the model's outputs, and computing on

@@ -158,7 +158,7 @@ class Zero3(Zero2):
         ### END SOLUTION
 
     def step(self) -> None:
-        """The next forward pass gathers what it needs."""
+        """Take a step. Gather nothing: the next forward pass gathers what it needs."""
         ### BEGIN SOLUTION: what is left of a step?
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -159,7 +159,7 @@ def test_closing_ends_ranks_that_are_starting(version):
 
 def test_a_start_that_takes_too_long_is_given_up(version):
     before = children()
-    with pytest.raises(Unavailable, match=r"rank 0, 1 of 2 did not answer in 0\.01 seconds"):
+    with pytest.raises(Unavailable, match=r"ranks 0, 1 of 2 did not answer in 0\.01 seconds"):
         Engine(version, start_seconds=0.01)
     assert children() == before
 

@@ -297,7 +297,8 @@ class RankGroup:
         if stopped:
             return f"{self._name(stopped[0])} is stopped: no answer in {seconds:g} seconds"
         names = ", ".join(str(rank) for rank in sorted(ranks))
-        return f"rank {names} of {self.size} did not answer in {seconds:g} seconds"
+        ranks_ = "ranks" if len(ranks) > 1 else "rank"
+        return f"{ranks_} {names} of {self.size} did not answer in {seconds:g} seconds"
 
     def _name(self, rank):
         process = f" (process {self.pids[rank]})" if self.pids else ""
