@@ -8,8 +8,8 @@ Each class builds on the previous one. A `Unit` (unit.py) holds the parameters o
 flat tensor of N equal shards; shard r belongs to rank r.
 
 Any number of ranks, fp32 or fp64; a single rank obeys the memory limits too. A rank without rows
-counts with a gradient of zeros; so does, at stage 1, a parameter without a gradient (stages 2 and 3
-need one for every parameter in each backward pass). Write all of it by hand, with the collectives
+contributes zeros as its gradient; so does, at stage 1, a parameter without a gradient (stages 2 and
+3 need one for every parameter in each backward pass). Write all of it by hand, with the collectives
 of torch.distributed.
 """
 
@@ -126,7 +126,7 @@ class Zero3(Zero2):
         raise NotImplementedError("what stage 2 does, and what else is not needed now?")
 
     def step(self) -> None:
-        """The next forward pass gathers what it needs."""
+        """Take a step. Gather nothing: the next forward pass gathers what it needs."""
         raise NotImplementedError("what is left of a step?")
 
     # Given: a hook that returned something would change the model's outputs, and computing on

@@ -53,8 +53,10 @@ def clipped_step(
     each, p, m and v are loaded and stored once in the second; a program touches at most 8 other
     elements, and torch's operations between the launches work only on the programs' sums. No atomic
     operations: the same g must give the same bits every time, wherever it is in memory, or replicas
-    diverge. The host never waits for a value, so no kernel gets one from it that depends on g. If
-    16 divides n and the addresses, loads and stores of blocks move 128 bits per thread, in both
-    launches.
+    diverge. The host never waits for a value: no kernel argument that it supplies may depend on
+    g. If 16 divides n and the addresses, loads and stores of blocks move 128 bits per thread, in
+    both launches.
     """
-    raise NotImplementedError("launch, compute the factor from the sums (on the device), launch")
+    raise NotImplementedError(
+        "write both kernels; launch, compute the factor (on the device), launch"
+    )

@@ -22,12 +22,12 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, scale: float) -> torch.Tensor:
         raise NotImplementedError(
-            "launch the forward kernel, and keep what the backward half needs"
+            "write and launch the forward kernel, keep what the backward half needs"
         )
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        raise NotImplementedError("launch the backward kernel; is dy contiguous?")
+        raise NotImplementedError("write and launch the backward kernel; is dy contiguous?")
 
 
 def softmax(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

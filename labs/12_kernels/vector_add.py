@@ -30,4 +30,4 @@ def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     is touched; no copy is made. If all strides are 1 and 16 divides n and the addresses, each load
     and store of the machine code moves 128 bits per thread (fp32).
     """
-    raise NotImplementedError("launch the kernel with enough programs")
+    raise NotImplementedError("write the kernel, and launch it with enough programs")

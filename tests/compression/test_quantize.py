@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused():
         Scheme(9)
     with pytest.raises(ValueError, match="per 'row' is not one of"):
         Scheme(8, "row")
-    with pytest.raises(ValueError, match="per channel and group_size 32 do not go together"):
+    with pytest.raises(ValueError, match="per channel and group_size 32 cannot be combined"):
         Scheme(4, "channel", 32)
     for wrong in (torch.ones(3), torch.full((2, 2), torch.nan)):
         with pytest.raises(ValueError, match="not a matrix of finite values"):

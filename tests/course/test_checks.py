@@ -60,9 +60,9 @@ BROKEN = {
     "number = 1 / 0": "ZeroDivisionError in answer.py line 1 (`number = 1 / 0`): division",
     "def number():\n    return secret": "NameError in answer.py line 2 (`return secret`): name",
     "def other(): pass": "has no attribute 'number'",
-    "def number():\n    while True: pass": "no end after 1 s in answer.py line 2 (`while True",
+    "def number():\n    while True: pass": "did not finish within 1 s in answer.py line 2 (`while",
     "def number():\n    while True:\n        try: sum(range(999))\n"
-    "        except BaseException: pass": "no end after 1 s in answer.py line",
+    "        except BaseException: pass": "did not finish within 1 s in answer.py line",
     "def number():\n    raise SystemExit": "the code exits the program in answer.py line 2",
     "import os\ndef number():\n    os._exit(3)": " ended with code 3.",
     "import os\ndef number():\n    os.abort()": "was killed by SIGABRT in answer.py line 3",

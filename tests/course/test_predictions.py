@@ -31,7 +31,7 @@ def test_a_prediction_is_noted_and_revealed(home, capsys):
         "  theory                  8 MB",
         "  measurement          8.04 MB",
         "Your prediction is 1.5 times the measurement.",
-        "The theory is equal to the measurement.",
+        "The theory is within 1 % of the measurement.",
     ]
     entry = json.loads((home / "ledger.json").read_text())["predictions"]["01 payload"]
     assert entry == {
@@ -114,8 +114,8 @@ def test_numbers_are_readable(value, text):
 
 @pytest.mark.parametrize(
     "value, truth, text",
-    [(8, 8.04, "equal to"), (0, 0, "equal to"), (3, 2, "1.5 times"), (2, 0, "2 above"),
-     (-1, 3, "4 below"), (16, 15.3, "within 5 % of"), (16, 15, "1.1 times")],
+    [(8, 8.04, "within 1 % of"), (8, 8.0001, "equal to"), (0, 0, "equal to"), (3, 2, "1.5 times"),
+     (2, 0, "2 above"), (-1, 3, "4 below"), (16, 15.3, "within 5 % of"), (16, 15, "1.1 times")],
 )
 def test_comparisons(value, truth, text):
     assert predictions._compared(value, truth) == text

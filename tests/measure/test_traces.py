@@ -157,7 +157,7 @@ def test_on_a_gpu_kernels_count(tmp_path):
     found = {one.kind: one.text for one in made.findings}
     assert found["wait"].startswith("`.item()` waits 12 ms per step on rank 0, in 1 calls")
     assert "the GPU of rank 0 is idle for 17 ms" in found["host"]
-    assert found["missing"].startswith("1 of 2 ranks have a trace here")
+    assert found["missing"].startswith("1 of 2 ranks has a trace here")
 
 
 def test_how_busy_a_gpu_is_moment_by_moment(tmp_path):

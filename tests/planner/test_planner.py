@@ -538,7 +538,7 @@ def test_ffn_means_a_gated_mlp(capsys):
         (f"{SIZES} --tp 8 --pp 200", "some stage would be empty"),
         (f"{SIZES} --dp 3 --global-batch 16", "not a multiple of dp · micro-batch"),
         (f"{SIZES} --pp 8 --interleave 2 --global-batch 12", "in multiples of pp 8"),
-        (f"{SIZES} --pp 8 --zero 3", "does not go with pp 8"),
+        (f"{SIZES} --pp 8 --zero 3", "cannot be combined with pp 8"),
         (f"{SIZES} --dp 2 --sequence-parallel", "tp is 1"),
         (f"{SIZES} --ep 2 --dp 2", "the model is dense"),
         (f"{SIZES} --tp 0", "tp 0 is not an integer above 0"),
@@ -561,7 +561,7 @@ def test_ffn_means_a_gated_mlp(capsys):
         ("--model llama3-8b --gpus 12 --tp 2 --cp 4", "not a multiple of tp · cp · pp = 8"),
         ("--model llama3-8b --gpus 12 --tp 2 --cp 4 --dp 2", "is not dp·tp·cp·pp = 2·2·4·1 = 16"),
         ("--model llama3-8b --gpus 1000000", "gpus 1000000: no tp · cp · pp · dp of this"),
-        ("--errors --json", "--json does not go with --errors"),
+        ("--errors --json", "--json cannot be combined with --errors"),
         ("--model gpt2 --gpus 12 --tp 5", "gpus 12 is not a multiple of tp · pp = 5"),
     ],
 )

@@ -110,7 +110,7 @@ def ranges(w: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor 
 
 
 def _not_zero(scale):
-    """Replaces scales of 0, from values that are all 0, by 1."""
+    """Replace scales of 0, from values that are all 0, by 1."""
     return scale.where(scale > 0, 1.0)
 
 

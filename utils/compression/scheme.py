@@ -24,7 +24,7 @@ class Scheme:
         if self.per not in ("tensor", "channel", "group"):
             raise ValueError(f"per {self.per!r} is not one of tensor, channel, group")
         if (self.per == "group") != (self.group_size is not None) or (self.group_size or 1) < 1:
-            raise ValueError(f"per {self.per} and group_size {self.group_size} do not go together")
+            raise ValueError(f"per {self.per} and group_size {self.group_size} cannot be combined")
 
     @property
     def lowest(self) -> int:

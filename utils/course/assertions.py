@@ -70,11 +70,11 @@ def close(
         where = f" at {list(place)}" if place else ""
         seen, wanted = told_apart(*(value[place] for value in values))
         if right[bad].isnan().all():
-            hint = "A NaN that goes in comes out: where does it become something else?"
+            hint = "A NaN in the input must stay NaN: where do you lose it?"
         away, coarse = (mine - right)[bad].abs().max().item(), 2**-23 * scale
         several = 2 * bad.sum() >= bad.numel()
         if got.dtype == torch.float64 and several and coarse / 64 <= away <= coarse:
-            hint = "The digits that a float32 has are right: is it converted to one anywhere?"
+            hint = "Correct only to float32 precision: do you convert anywhere?"
         raise Wrong(
             f"{case}: {what}{where} is {seen}, but should be {wanted}"
             f" ({int(bad.sum()):,} of {bad.numel():,} values differ)." + _line(hint)
@@ -101,7 +101,7 @@ def same_bits(case: str, what: str, by_rank: Sequence[torch.Tensor], hint: str =
 
 
 def bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """The same shape, dtype and bits: NaN equals NaN, and 0 is not −0."""
+    """Whether shape, dtype and bits are equal: NaN equals NaN, and 0 is not −0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(*(t.detach().view(WHOLE[t.dtype.itemsize]) for t in (a, b)))

@@ -109,7 +109,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Seen:
-    """The same call on all ranks, as `rank` sees it."""
+    """One call on all ranks, as `rank` sees it."""
 
     rank: int
     right: torch.Tensor

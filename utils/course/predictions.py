@@ -99,9 +99,11 @@ def _table(name: str, rows: dict, unit: str, late: bool) -> str:
 
 
 def _compared(value: float, truth: float) -> str:
-    """ "equal to" within 1 %, "within 5 % of", else "1.5 times" or "0.3 above"."""
-    if math.isclose(value, truth, rel_tol=0.01, abs_tol=1e-12):
+    """ "equal to" if shown with equal digits, "within 1 % of", "within 5 % of" or "1.5 times"."""
+    if _text(value, "") == _text(truth, "") or abs(value - truth) <= 1e-12:
         return "equal to"
+    if math.isclose(value, truth, rel_tol=0.01):
+        return "within 1 % of"
     if truth == 0 or value / truth <= 0:
         return f"{abs(value - truth):.2g} {'above' if value > truth else 'below'}"
     times = f"{value / truth:.2g} times"

@@ -237,7 +237,7 @@ class Group:
         if "Timeout (" in said:
             processor, clock = self._limits
             seconds = processor if "(swallowed)" in said else clock
-            return f"no end after {seconds:.0f} s{place}: an endless loop?"
+            return f"did not finish within {seconds:.0f} s{place}: an endless loop?"
         if "preamble.length" in error or "preamble.length" in said:
             return (
                 f"a message does not fit where it is received{place}: do all ranks pass the\n"
@@ -338,7 +338,7 @@ def _time_limit(seconds: float, clock: float, words: IO[str]) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_PROF, max(left, 0.1), SWALLOWED)
             return
         stopped.append(True)
-        raise TimeLimit(f"no end after {seconds:.0f} s")
+        raise TimeLimit(f"did not finish within {seconds:.0f} s")
 
     stopped, begun = [], time.thread_time()
     faulthandler.enable(words)

@@ -135,7 +135,7 @@ def _topics():
 
 
 def _sources():
-    """Yields (dotted name, source) of every module that is read, sorted by name."""
+    """Yield (dotted name, source) of every module that is read, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
@@ -167,7 +167,7 @@ def parsed_page(name: str, source: str) -> str:
 
 
 def _parsed_entries(prefix, node):
-    """Yields (qualified name, signature, docstring or None) of a module's or a class's members."""
+    """Yield (qualified name, signature, docstring or None) of a module's or a class's members."""
     seen = set()
     for member in node.body:
         if not isinstance(member, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

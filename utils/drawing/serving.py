@@ -153,7 +153,7 @@ def continuous(lengths: Sequence[int], slots: int) -> list[list]:
 
 
 def static(lengths: Sequence[int], slots: int) -> list[list]:
-    """The same without joining and leaving: each batch lasts as long as its longest request."""
+    """The table of `continuous` for static batches, each as long as its longest request."""
     table = [[] for _ in range(slots)]
     for first in range(0, len(lengths), slots):
         batch = lengths[first : first + slots]

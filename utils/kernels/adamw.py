@@ -14,9 +14,9 @@ With bf16 weights and gradients there are two ways:
     stochastic rounding  p 2 read and written, g 2, m, v 2 · 4 read and written        22 bytes
 
 Rounding to nearest loses every update smaller than half the distance to the next bf16 value; the
-master keeps it. Stochastic rounding (Gupta et al. 2015, arXiv 1502.02551) keeps it on average.
+master keeps it. Stochastic rounding (Gupta et al. 2015, arXiv:1502.02551) keeps it on average.
 
-Loshchilov & Hutter 2017 (arXiv 1711.05101), Algorithm 2, in the order of torch's operations:
+Loshchilov & Hutter 2017 (arXiv:1711.05101), Algorithm 2, in the order of torch's operations:
 
     p = p · (1 - lr · weight_decay)
     m = m + (1 - β1) · (g - m)             v = β2 · v + (1 - β2) · g²
@@ -325,7 +325,7 @@ def _refuse_left_out(options):
 
 
 def _check_group(group):
-    """Raises ValueError for numbers that make no sense and tensors that the kernel cannot step."""
+    """Raise ValueError for numbers that make no sense and tensors that the kernel cannot step."""
     for name in ("lr", "eps", "weight_decay"):
         if not group[name] >= 0:
             raise ValueError(f"{name} {group[name]} must be 0 or more")

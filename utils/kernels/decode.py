@@ -15,7 +15,7 @@ shapes fix the grids, and everything that changes from step to step is read from
 Shapes: B rows (one token per sequence), H query heads, K key-value heads, D head size, W blocks in
 a row of the table, V vocabulary; in products K inputs and N outputs. Keys and values are stored in
 blocks of BLOCK positions, (blocks, K, BLOCK, D) each; `table` (B, W) int32 lists each sequence's
-blocks (Kwon et al. 2023, arXiv 2309.06180). Tensors are contiguous except for the stride between
+blocks (Kwon et al. 2023, arXiv:2309.06180). Tensors are contiguous except for the stride between
 blocks. x, q, logits, keys and values are fp32, bf16 or fp16; sums are in fp32, and with fp32 inputs
 so are all products.
 """
@@ -446,7 +446,7 @@ def _tiles(B, N):
 #
 # A token drawn from the softmax of logits / temperature is the argmax of logits + temperature ·
 # noise, where the noise is minus the logarithm of an exponential time (the Gumbel-max trick:
-# Maddison et al. 2014, arXiv 1411.0030). At temperature 0 it is the largest logit.
+# Maddison et al. 2014, arXiv:1411.0030). At temperature 0 it is the largest logit.
 
 
 @triton.jit

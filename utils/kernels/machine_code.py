@@ -204,7 +204,8 @@ def _read_nvidia(sass, usage, kernel):
 
 
 def _read_amd(amdgcn, usage, kernel):
-    """The same from LLVM's assembly, whose last lines describe the kernel."""
+    """(instructions, registers, bytes spilled) from LLVM's assembly, which ends with a description
+    of the kernel."""
     registers, spills = (
         int(re.search(rf"\.{name}: +(\d+)", usage)[1])
         for name in ("vgpr_count", "private_segment_fixed_size")

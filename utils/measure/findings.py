@@ -303,7 +303,8 @@ def _step_ms(trace: Trace) -> float:
 def _unseen(made: Report) -> Iterator[Finding]:
     world = max((trace.world_size or 1 for trace in made.traces), default=1)
     if world > len(made.ranks):
-        text = f"{len(made.ranks)} of {world} ranks have a trace here: a late rank may be missing"
+        verb = "has" if len(made.ranks) == 1 else "have"
+        text = f"{len(made.ranks)} of {world} ranks {verb} a trace here: a late rank may be missing"
         yield Finding("missing", 0.0, text)
     if any(not trace.gpu and "nccl" in "".join(trace.kernels) for trace in made.traces):
         yield Finding("missing", 0.0, "no GPU was recorded: activities=[CPU, CUDA]")

@@ -228,7 +228,7 @@ def link(
 
 
 def _ping_pong(sizes, repeats):
-    """Runs on every rank; rank 0 returns the one-way seconds of each size."""
+    """Run on every rank; rank 0 returns the one-way seconds of each size."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     times = []
     for size in sizes:

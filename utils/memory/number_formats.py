@@ -9,7 +9,7 @@
 A number is (-1)^sign · 2^(exponent - bias) · (1 + mantissa / 2^M). If all exponent bits are 0, it
 is (-1)^sign · 2^(1 - bias) · mantissa / 2^M: a *subnormal* number, with fewer digits the closer it
 is to 0. If all exponent bits are 1, it is infinity or NaN (IEEE 754). fp8 e4m3 gives up infinity
-for a larger range (Micikevicius et al. 2022, "FP8 formats for deep learning", arXiv 2209.05433,
+for a larger range (Micikevicius et al. 2022, "FP8 formats for deep learning", arXiv:2209.05433,
 Table 1). `round_to` needs neither hardware nor a torch type for a format: tf32 has none, since it
 exists only inside a GPU's matrix units.
 """
@@ -94,7 +94,7 @@ def round_to(
 
     Rounds to nearest, ties to even mantissas. With a generator, rounds up with a probability equal
     to the fraction of the way up, else down, so that the mean is x (stochastic rounding; Gupta et
-    al. 2015, arXiv 1502.02551). Values that are too large become infinite or, in a format without
+    al. 2015, arXiv:1502.02551). Values that are too large become infinite or, in a format without
     infinity, its largest number.
     """
     values = _doubles(x)

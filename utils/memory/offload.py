@@ -265,7 +265,7 @@ class OffloadedOptimizer:
             self.stream.synchronize()  # the next step writes the masters
 
     def _arrived(self):
-        """Yields (bunch, its gradients next to the masters). On CUDA the next bunch's gradients
+        """Yield (bunch, its gradients next to the masters). On CUDA the next bunch's gradients
         are under way by then, into pinned memory, which its allocator reuses."""
         if not self.stream:
             for bunch in self._bunches():
@@ -364,7 +364,7 @@ class OffloadedOptimizer:
 
 @contextmanager
 def _room(folder, size):
-    """Wraps a write of `size` bytes: a full disk becomes a MemoryError."""
+    """Wrap a write of `size` bytes: a full disk becomes a MemoryError."""
     try:
         yield
     except OSError as error:

@@ -354,7 +354,7 @@ class GPTConfig(DecoderSizes):
         return cls(**values, qkv_bias=hf["model_type"] == "qwen2")._with_defaults_as_none()
 
     def _with_defaults_as_none(self):
-        """The same sizes, with None where it means the same, so that saved configs stay equal."""
+        """This config with None for sizes equal to their default: saved configs then stay equal."""
         config = self
         for name in ("kv_heads", "head_dim", "intermediate_size"):
             try:

@@ -144,7 +144,7 @@ def check_shapes(headers: Headers, expected: dict[str, tuple[int, ...]], where: 
 def read_tensors(
     headers: Headers, names: Iterable[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) for the named tensors (default: all), file by file, on the CPU."""
+    """Yield (name, tensor) for the named tensors (default: all), file by file, on the CPU."""
     wanted = headers if names is None else names
     by_file = {}
     for name in wanted:
@@ -203,7 +203,8 @@ def write_weights(
 def write_model(
     folder: str | Path, sizes: dict[str, int], read: Callable[[str], Tensor], max_shard_bytes: int
 ) -> None:
-    """The same for tensors that are read only when their file is written: see `write_shards`."""
+    """Write weights like `write_weights`, reading each tensor when its file is written: see
+    `write_shards`."""
     weight_map = write_shards(folder, "model", sizes, read, max_shard_bytes)
     if WEIGHTS not in weight_map.values():
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}

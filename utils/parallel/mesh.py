@@ -168,7 +168,7 @@ def one_rank() -> Mesh:
 
 
 def mesh_of(axis: Axis, device_type: str) -> DeviceMesh:
-    """The same axis as a DeviceMesh for DTensor and FSDP2, on "cpu" or "cuda"."""
+    """An axis as a DeviceMesh for DTensor and FSDP2, on "cpu" or "cuda"."""
     group = axis.group
     if group is None:  # they need a group even for one rank
         group = dist.new_group(list(axis.ranks), use_local_synchronization=True)

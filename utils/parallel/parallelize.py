@@ -172,7 +172,7 @@ def fill_weights(stages: Sequence[nn.Module], weights: Callable[[Put], None]) ->
 def with_tied_copy(
     pairs: Iterable[tuple[str, torch.Tensor]], tied: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the pairs, and if both are tied, the embedding's again under the name of lm_head: both
+    """Yield the pairs, and if both are tied, the embedding's again under the name of lm_head: both
     ends of a pipeline have the matrix."""
     for name, tensor in pairs:
         yield name, tensor

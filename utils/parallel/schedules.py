@@ -185,7 +185,7 @@ def check(actions: Actions) -> None:
 
 
 def _in_order(actions: Actions) -> Iterator[tuple[int, int, Action, list[tuple[int, Action]]]]:
-    """Yields (rank, place, action, its dependencies), each after all its dependencies."""
+    """Yield (rank, place, action, its dependencies), each after all its dependencies."""
     stages, chunks, _ = counts(actions)
     place, done = [0] * stages, set()
     total = sum(len(order) for order in actions)

@@ -1,7 +1,7 @@
 """Tensor parallelism: every rank multiplies by its slice of every matrix.
 
     tensor_parallel(model, mesh.tp)                  in place, before the optimizer is made
-    loss = loss_function(model)(model(x), y)         model(x): logits of this rank's words
+    loss = loss_function(model)(model(x), y)         model(x): logits of this rank's entries
     loss.backward()
     split_by_plan(bert, mesh.tp, TP_PLANS["bert"], heads)      a model of another library
 
@@ -12,9 +12,9 @@ A pair of matrices needs one exchange in each direction (Shoeybi et al., arXiv:1
 
 A table in `utils.models.tp_plan` says how each matrix is split.
 
-The two large matrices at the ends of the model are split by words of the vocabulary. The embedding
-looks up the words that this rank holds, uses zeros for the others, and sums over the ranks. The
-last matrix gives each rank the logits of its own words, (B, T, V_local), and the loss is computed
+The two large matrices at the ends of the model are split by vocabulary entries. The embedding looks
+up the entries that this rank holds, uses zeros for the others, and sums over the ranks. The
+last matrix gives each rank the logits of its own entries, (B, T, V_local), and the loss is computed
 from these without ever gathering them: three values per token travel, not V.
 
 The model's own code does not change; its modules just hold less. Parameters stay plain and keep
@@ -145,7 +145,7 @@ class RowParallelLinear(nn.Module):
 
 
 class RowParallelConv1D(RowParallelLinear):
-    """The same for GPT-2's linear layer: `weight` (inputs of this rank, outputs)."""
+    """A row-parallel GPT-2 linear layer: `weight` (inputs of this rank, outputs)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.region.reduce_from(x @ self.weight) + self.bias
@@ -200,8 +200,8 @@ class VocabularyLinear(nn.Module):
         self.axis, self.sizes = weight.tp_split.axis, weight.tp_split.sizes
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local);
-        with targets (B, T) the sum of their losses over all words."""
+        """(B, T, C), or this rank's positions of it -> logits of its own entries (B, T, V_local);
+        with targets (B, T) the sum of their losses over all entries."""
         logits = F.linear(self.region.copy_to(x), self.weight, self.bias)
         if targets is None:
             return logits
@@ -209,7 +209,8 @@ class VocabularyLinear(nn.Module):
 
 
 class GatheredLogits(VocabularyLinear):
-    """The same for a model whose own code needs the logits of all words, (B, T, V)."""
+    """A VocabularyLinear whose output has the logits of all tokens, (B, T, V), which the model's
+    own code needs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x).transpose(1, 2)
@@ -228,7 +229,7 @@ def tensor_parallel(model: nn.Module, axis: Axis, sequence_parallel: bool = Fals
     sequence_parallel   between the split layers every rank keeps T/N of the positions; each
                         all-reduce becomes a reduce-scatter and an all-gather. Call
                         `reduce_replicated_gradients` once per step.
-    Raises ValueError if there are more ranks than heads, MLP columns or words.
+    Raises ValueError if there are more ranks than heads, MLP columns or vocabulary entries.
     """
     if axis.size == 1:
         return model
@@ -363,9 +364,9 @@ def vocabulary_cross_entropy(
 ) -> torch.Tensor:
     """The loss in nats, the same value on every rank; two all-reduces.
 
-    logits     (B, T, V_local): this rank's words; targets (B, T), in words of the whole vocabulary
+    logits     (B, T, V_local): this rank's entries; targets (B, T), in the whole vocabulary
     reduction  "mean", "sum" or "none" over tokens
-    sizes      words per rank; None: the ranks exchange them
+    sizes      entries per rank; None: the ranks exchange them
     Computed in fp32 or higher.
     """
     if reduction not in ("mean", "sum", "none"):
@@ -441,7 +442,7 @@ def gathered_logits(
 
 
 def _sizes(logits, axis):
-    """The number of words of each rank, by an all-gather."""
+    """The number of vocabulary entries of each rank, by an all-gather."""
     own = torch.tensor([logits.shape[-1]], device=logits.device)
     sizes = [torch.empty_like(own) for _ in range(axis.size)]
     dist.all_gather(sizes, own, group=axis.group)
@@ -499,9 +500,10 @@ def split_by_plan(
         split_by_plan(bert, mesh.tp, TP_PLANS["bert"], bert.config.num_attention_heads)
 
     Works if the model's code takes the number of heads from the shapes, or from one of the
-    attributes in `REMEMBERED`. The last matrix gathers the logits of all words, because the model's
-    own loss needs them. Every column matrix has its own f, since a plan does not say which of them
-    read the same input: the backward pass performs more all-reduces than in `tensor_parallel`.
+    attributes in `REMEMBERED`. The last matrix gathers the logits of all entries, because the
+    model's own loss needs them. Every column matrix has its own f, since a plan does not say which
+    of them read the same input: the backward pass performs more all-reduces than in
+    `tensor_parallel`.
 
     strict   refuse to split a weight under one of its names and leave it whole under another;
              otherwise the two become different weights

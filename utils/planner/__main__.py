@@ -172,7 +172,7 @@ def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
 def run(given: argparse.Namespace) -> str:
     """The command's output. Raises ValueError for incompatible sizes."""
     if given.errors and given.json:
-        raise ValueError("--json does not go with --errors, which prints a table: omit it")
+        raise ValueError("--json cannot be combined with --errors, which prints a table: omit it")
     if given.errors:
         return errors()
     name = chosen("machine", given.machine, (*MACHINES, HERE))

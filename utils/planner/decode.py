@@ -306,7 +306,7 @@ def all_reduce_link(
 
 
 def _all_reduce_times(size, values, repeats):
-    """Runs on every rank; rank 0 returns the median seconds of each message."""
+    """Run on every rank; rank 0 returns the median seconds of each message."""
     import torch
     import torch.distributed as dist
 
@@ -326,7 +326,7 @@ def _all_reduce_times(size, values, repeats):
 
 
 def _speeds(size, shape, count):
-    """Runs on every rank, and the first `size` work: (bytes/s of `count` matrices of `shape`
+    """Run on every rank, and the first `size` work: (bytes/s of `count` matrices of `shape`
     (inputs, outputs) times one row, seconds of the smallest product, FLOP/s); the others: None."""
     import torch
     import torch.distributed as dist

@@ -78,7 +78,7 @@ def young(save: float, between: float) -> float:
 
 
 def daly(save: float, between: float) -> float:
-    """The same to a higher order, by Daly's estimate."""
+    """Seconds of computing between two checkpoints, by Daly's higher-order estimate."""
     _check(save=save, between=between)
     if save >= 2 * between:
         return between

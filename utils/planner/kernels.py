@@ -190,7 +190,7 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
 
 
 def _of_trainer(model, c, value, hidden, inner):
-    """The same for this workshop's trainer, kernel by kernel. A value of a hidden state has
+    """`pointwise` for this workshop's trainer, kernel by kernel. A value of a hidden state has
     `stream` bytes, one that a product reads `value`.
 
     eager, forward: norms read and write; with autocast, each of five products casts its input;

@@ -484,9 +484,9 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
 
 
 def _one_pass(c, held, activations, buffers, to_come):
-    """The same for the trainer on one device with one micro-batch, whose gradients appear as
-    activations are freed (ZeRO's have their own memory): the larger of two sums, one with all
-    activations, the other with only the first layer's `activations`, its `buffers`, and all
+    """`held`, with the lower peak of the trainer on one device with one micro-batch: its gradients
+    appear as activations are freed (ZeRO's have their own memory). The larger of two sums: one with
+    all activations, the other with only the first layer's `activations`, its `buffers`, and all
     gradients except those `to_come`. What the compiler saves of activations is not known here."""
     alone = (c.software != "megatron") & (c.gpus * c.micro_batches == 1) & (c.zero == 0)
     if not np.any(alone):

@@ -171,7 +171,7 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
          "interleave {interleave} needs micro-batches in multiples of pp {pp}, "
          "but there are {micro_batches}"),
         ((c.interleave > 1) & (c.schedule != "1f1b"),
-         "interleave {interleave} goes with schedule 1f1b only"),
+         "interleave {interleave} requires schedule 1f1b"),
         (c.sequence_parallel & (c.tp == 1),
          "sequence-parallel splits over the tensor-parallel ranks: tp is 1"),
         (c.sequence_parallel & (model.seq % c.tp != 0),
@@ -179,10 +179,11 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
         ((c.precision == "fp8") & (machine.fp8_peak == 0),
          f"precision fp8: {machine.name} has no fp8"),
         ((c.zero == 3) & (c.pp > 1),
-         "zero 3 gathers the weights for every micro-batch and does not go with pp {pp}: "
-         "use zero 1"),
+         "zero 3 gathers the weights for every micro-batch and cannot be combined with "
+         "pp {pp}: use zero 1"),
         ((c.zero == 2) & (c.pp > 1),
-         "zero 2 sums gradients for every micro-batch and does not go with pp {pp}: use zero 1"),
+         "zero 2 sums gradients for every micro-batch and cannot be combined with pp {pp}: "
+         "use zero 1"),
         ((c.ep > 1) & (model.experts == 1),
          "ep {ep} splits experts, but the model is dense"),
         ((model.experts % c.ep != 0) | (c.dp % c.ep != 0),
@@ -196,8 +197,8 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
          "context {context} merges results of fused attention, but attention scores keeps whole "
          "rows: choose attention fused"),
         ((c.offload == "parameters") & (c.pp > 1),
-         "offload parameters streams the weights for every micro-batch and does not go with "
-         "pp {pp}"),
+         "offload parameters streams the weights for every micro-batch and cannot be combined "
+         "with pp {pp}"),
     ]
 
 
@@ -266,7 +267,7 @@ class Columns:
         return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(Strategy)})
 
     def as_floats(self) -> "Columns":
-        """The same with fp64 instead of int64: exact up to 2⁵³, without overflow beyond."""
+        """These strategies in fp64 instead of int64: exact up to 2⁵³, without overflow beyond."""
         columns = {f.name: getattr(self, f.name) for f in fields(Strategy)}
         return Columns(**{name: column.astype(float) if column.dtype.kind == "i" else column
                           for name, column in columns.items()})

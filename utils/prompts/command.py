@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(config: CommandConfig) -> None:
-    """Reads and checks everything first, then tunes, writes and measures."""
+    """Read and check everything first, then tune, write and measure."""
     check_out(config.out)
     examples = read_examples(config.data)
     with world(config.device) as (_, ranks, device):
@@ -130,7 +130,7 @@ def split(examples: list[Example], part: float, seed: int) -> tuple[list[Example
 
 
 def check_out(file: Path | str) -> None:
-    """Refuses before the run, not after it, a file that cannot be written."""
+    """Refuse before the run, not after it, a file that cannot be written."""
     path = Path(file).expanduser()
     folder = path.absolute().parent
     if path.exists():

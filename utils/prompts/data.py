@@ -109,7 +109,7 @@ def _is_unicode(text):
 
 
 def refuse(bad: Sequence[tuple[int, str]], what: str) -> None:
-    """Raises ValueError listing (line number, complaint) pairs, if there are any."""
+    """Raise ValueError listing (line number, complaint) pairs, if there are any."""
     if not bad:
         return
     shown = [f"line {number}: {complaint}" for number, complaint in bad[:SHOWN]]

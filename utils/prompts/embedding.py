@@ -94,7 +94,7 @@ class PromptedEmbedding(nn.Module):
 def prompted(
     model: GPT, prompt: torch.Tensor | None, index: torch.Tensor | None = None
 ) -> Iterator[nn.Module]:
-    """Puts a prompt, or one for each row, in front of a GPT's input, and removes it at the end.
+    """Put a prompt, or one for each row, in front of a GPT's input, and remove it at the end.
 
     Inside, `model(tokens)` has P more positions: use `model(tokens)[:, P:]`. Yields the embedding;
     prompt None changes nothing. index: see `PromptedEmbedding.choose`.

@@ -31,7 +31,7 @@ def save_prompt(
     base_name: str | None = None,
     **facts: Any,
 ) -> None:
-    """Writes a prompt (P, C); the file appears whole or not at all.
+    """Write a prompt (P, C); the file appears whole or not at all.
 
     base        the model's folder, the model, or its fingerprint
     base_name   its name in messages; None: the folder's name

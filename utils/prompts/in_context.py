@@ -47,7 +47,7 @@ def few_shot(task: Task, shots: int, seed: int = 0, question: Question | None = 
 def context(
     task: Task, tokenizer: Tokenizer, shown: Sequence[Question], question: Question
 ) -> tuple[int, ...]:
-    """The same as a tuple of token ids, for the examples `shown`. It starts with the end token, if
+    """A few-shot prompt with the examples `shown`, as token ids. It starts with the end token, if
     there is one, as new documents did in training. Input, output and separator are encoded
     separately, as in prompt tuning."""
     tokens = [] if tokenizer.end is None else [tokenizer.end]

@@ -87,7 +87,7 @@ def prepared(model: GPT, config: PeerConfig) -> GPT:
 
 
 def with_lora(model: GPT, config: PeerConfig) -> GPT:
-    """Adds peft's LoRA layers to every matrix of the blocks, in place; freezes the rest."""
+    """Add peft's LoRA layers to every matrix of the blocks, in place; freeze the rest."""
     from peft import LoraConfig, inject_adapter_in_model
 
     alpha = config.rank if config.alpha is None else config.alpha

@@ -94,7 +94,7 @@ class PromptedRanks:
             )
 
     def backward(self, rows: Sequence[Row]) -> float:
-        """Runs forward and backward passes on this rank's rows of a step.
+        """Run forward and backward passes on this rank's rows of a step.
 
         Returns the mean loss over all rows, the same on every rank; the prompt's gradient, on ranks
         that have it, is that of this mean.
@@ -134,7 +134,7 @@ class PromptedRanks:
         return loss / self.tokens_counted
 
     def _over_data_parallel(self, total):
-        """Sums the gradients and, in the same message, the losses."""
+        """Sum the gradients and, in the same message, the losses."""
         axis = self.mesh.dp
         if axis.size == 1:
             return total.item()
@@ -186,7 +186,7 @@ def tune_on_ranks(
 
 
 def _cut(rows, parts):
-    """Splits rows into `parts` lists, none empty: fewer if there are fewer rows."""
+    """Split rows into `parts` lists, none empty: fewer if there are fewer rows."""
     sizes = shares(len(rows), min(parts, len(rows)))
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [rows[start : start + size] for start, size in zip(starts, sizes)]

@@ -105,7 +105,7 @@ def tune(
     on_step: Callable[[dict], bool | None] | None = None,
     start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, list[dict]]:
-    """Learns a prompt for a frozen model; returns (prompt (P, C), history).
+    """Learn a prompt for a frozen model; return (prompt (P, C), history).
 
     start     the initial prompt; None: as `config` says
     on_step   called with each step's {"step", "loss" (nats per token of the answers), "lr"}, which

@@ -22,7 +22,7 @@ from utils.ranks.heartbeat import Heartbeat, started_together
 def world(
     device: str = "auto", group: bool = False, limit: float = 600.0
 ) -> Iterator[tuple[int, int, torch.device]]:
-    """Yields (rank, world size, device) of the open process group; else of the one described by
+    """Yield (rank, world size, device) of the open process group; else of the one described by
     torchrun's environment; else 0, 1 and a device (with `group`: in a process group of one).
 
     "auto" uses GPUs if every rank of this machine has one to itself, else the CPU. A rank started
@@ -65,7 +65,7 @@ def world(
 
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
-    """Yields an Event that Ctrl-C (SIGINT) or SIGTERM sets; a second Ctrl-C stops at once.
+    """Yield an Event that Ctrl-C (SIGINT) or SIGTERM sets; a second Ctrl-C stops at once.
 
     Under torchrun a second one changes nothing: torchrun passes every Ctrl-C on to its ranks.
     """
@@ -117,7 +117,7 @@ class MetricsLost(ValueError):
 def metric_lines(
     target: str | None, last_row: dict | None, last_step: int, again: bool = False
 ) -> Iterator[Callable[[dict], None]]:
-    """Yields write(dictionary): a JSON line to standard output ("-"), a file, or nowhere (None).
+    """Yield write(dictionary): a JSON line to standard output ("-"), a file, or nowhere (None).
 
     A resumed run continues its file; lines after `last_step`, whose steps now run again, are cut
     first. `last_row` is the line of that step, and is written if the run died before writing it. A

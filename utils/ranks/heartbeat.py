@@ -31,7 +31,7 @@ class RanksLost(RuntimeError):
 
 @contextmanager
 def started_together(limit: float) -> Iterator[None]:
-    """Wraps `init_process_group` and says in one sentence that the ranks have not met."""
+    """Wrap `init_process_group` and say in one sentence that the ranks have not met."""
     place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
 
     def sentence(reason: str) -> str:

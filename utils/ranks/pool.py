@@ -114,7 +114,7 @@ class Ranks:
         return self._ask(range(self.size), "get", name)
 
     def put(self, **values: Any) -> None:
-        """Sets variables on every rank."""
+        """Set variables on every rank."""
         self._ask(range(self.size), "put", values)
 
     def restart(self) -> None:

@@ -44,7 +44,7 @@ class Source:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Source":
-        """Reads the folder's headers. Raises ExportError or CheckpointError, both ValueErrors, for
+        """Read the folder's headers. Raises ExportError or CheckpointError, both ValueErrors, for
         a checkpoint that cannot be served."""
         folder = hf_format.recover(folder)
         hf = hf_format.read_config(folder)
@@ -84,7 +84,7 @@ class Source:
         return self.parameters * WIDTHS[self.dtype_name]
 
     def copy_small_files(self, there: str | Path) -> None:
-        """Copies everything but the weights."""
+        """Copy everything but the weights."""
         for name in (hf_format.CONFIG, hf_format.TOKENIZER, *EXTRAS):
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, Path(there) / name)
@@ -196,7 +196,7 @@ def find_prompts(prompts: str | Path | None, source: Source) -> dict[str, Path]:
 
 
 def check_prompts(found: dict[str, Path], fingerprint: str, source: Source) -> None:
-    """Refuses a prompt that was not tuned on exactly these weights."""
+    """Refuse a prompt that was not tuned on exactly these weights."""
     for file in found.values():
         facts = prompt_facts(file)
         if facts.get("base_fingerprint") is None:

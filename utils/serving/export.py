@@ -66,7 +66,7 @@ def export(
     machine: str | None = None,
     dtype: str = "auto",
 ) -> Path:
-    """Writes a checkpoint as a version of the model repository `out`; returns the version's folder.
+    """Write a checkpoint as a version of the model repository `out`; return the version's folder.
 
     model     Hugging Face folder
     out       model repository: a new folder, or one that holds Triton models
@@ -190,7 +190,7 @@ def _memory_of(machine):
 
 
 def _check_room(machine, memory, source, tp, config, compute):
-    """Refuses a model if one of its ranks would not fit on a device of the machine."""
+    """Refuse a model if one of its ranks would not fit on a device of the machine."""
     weights, cache = config.rank_bytes(source.config, tp, source.dtype_name, False, compute)
     most = FULL * memory
     if weights + cache > most:
@@ -240,7 +240,7 @@ def _same(building, new, source, tp, compute, small, weights):
 
 
 def _check_tokenizer(building, folder):
-    """Refuses a second tokenizer: the front models of a repository tokenize for all versions."""
+    """Refuse a second tokenizer: the front models of a repository tokenize for all versions."""
     ours = hf_format.read_json(folder / hf_format.TOKENIZER)
     for number in building.filled():
         if ours != hf_format.read_json(building.folder_of(number) / hf_format.TOKENIZER):
@@ -251,7 +251,7 @@ def _check_tokenizer(building, folder):
 
 
 def rebuild(version_folder: str | Path, folder: str | Path) -> Path:
-    """Joins the ranks' files of a version into a Hugging Face folder equal to the exported one.
+    """Join the ranks' files of a version into a Hugging Face folder equal to the exported one.
 
     Raises LoadError (a ValueError) if a file differs from its manifest entry, ExportError if the
     version is quantized, because the checkpoint cannot be recovered from its integers.
@@ -332,7 +332,7 @@ class Command:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exports and reports what was written; returns the exit status."""
+    """Export and report what was written; return the exit status."""
     texts = {"prog": f"python -m {PROGRAM}", "description": "Fill a Triton model repository."}
     return exit_status(
         PROGRAM,
@@ -369,7 +369,7 @@ def run(command: Command) -> None:
 
 
 def report(folder: Path) -> None:
-    """Prints what a version holds."""
+    """Print what a version holds."""
     manifest = hf_format.read_json(folder / MANIFEST)
     print(f"written: {folder}")
     for name, facts in manifest["files"].items():
@@ -387,7 +387,7 @@ def _stored(manifest):
 
 
 def _report_memory(folder, config):
-    """Prints what a rank of this version will hold."""
+    """Print what a rank of this version will hold."""
     version, places = Version.read(folder), {}
     stored, compute = version.stored, version.compute
     whole = [compute] if compute in SCHEMES else []

@@ -49,7 +49,7 @@ class Installation:
     packages: Path | None = None  # site-packages with the wheel; None: a system installation
 
     def assemble(self, folder: Path) -> Path | None:
-        """Creates a folder of backends in `folder` and returns it; for a system installation,
+        """Create a folder of backends in `folder` and return it; for a system installation,
         returns the server's own, or None if it has none.
 
         In the wheel the stub (the process that runs a model.py) is in another folder than its
@@ -197,7 +197,7 @@ def models_of(
 
 
 def check_version(model: Path) -> None:
-    """Raises ServerError if a model has no version or its newest version has no code."""
+    """Raise ServerError if a model has no version or its newest version has no code."""
     versions = [int(path.name) for path in model.iterdir() if path.name.isdigit()]
     if not versions:
         raise ServerError(f"{model} has no version yet: {EXPORT} writes one")

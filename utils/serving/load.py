@@ -132,7 +132,7 @@ def run(
     count: Callable = tokens_of,
     limit: float | None = None,
 ) -> Load:
-    """Sends requests until `requests` were sent or `seconds` have passed, then waits for their end.
+    """Send requests until `requests` were sent or `seconds` have passed, then wait for their end.
 
     send      send(i), i = 0, 1, 2, …: returns an iterator of chunks, or the whole response
     clients   threads; with `rate`: the most requests in flight at once
@@ -233,7 +233,7 @@ class _Course:
             self._write(i, end=self.now(), error=error, got=pieces)
 
     def _take(self, number):
-        """Waits for the next request to be due and returns its number; None: no more requests."""
+        """Wait for the next request to be due and return its number; None: no more requests."""
         with self._lock:
             now = self.now()
             late = self._due is None and self.seconds and now >= self.seconds
@@ -283,7 +283,7 @@ class _Course:
     # ---- what the caller does meanwhile and after
 
     def watch(self, threads):
-        """Samples the number in flight until all clients are done or the time is up."""
+        """Sample the number in flight until all clients are done or the time is up."""
         glances = []
         try:
             while any(thread.is_alive() for thread in threads) and self.now() < self.limit:

@@ -42,7 +42,7 @@ def engine_config(file: str | Path) -> EngineConfig:
 
 
 def set_parameters(file: str | Path, changes: dict[str, Any]) -> None:
-    """Changes the values of parameters in place; everything else stays as it is."""
+    """Change the values of parameters in place; everything else stays as it is."""
     text = Path(file).read_text(encoding="utf-8")
     for name, value in changes.items():
         entry = rf'(key:\s*"{name}"\s+value:?\s*{{\s*string_value:\s*")[^"]*'

@@ -79,7 +79,7 @@ def building(out: str | Path, engine: str = ENGINE, last: str = MANIFEST) -> Ite
 
 @contextmanager
 def _locked(folder):
-    """Lets one process in at a time; the lock ends with the process."""
+    """Let one process in at a time; the lock ends with the process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -112,7 +112,7 @@ def _check_place(out):
 
 
 def _check_content(out):
-    """Refuses an `out` that holds anything but Triton models: it may be someone else's folder."""
+    """Refuse an `out` that holds anything but Triton models: it may be someone else's folder."""
     ours = (ENGINE, *FRONT)
     for entry in sorted(out.iterdir()):
         if entry.name.startswith(".") or entry.name in ("README.md", "__pycache__"):
@@ -131,7 +131,7 @@ def _check_content(out):
 
 
 def _check_left_over(beside):
-    """Refuses a hidden folder that is not the leftover of a killed export."""
+    """Refuse a hidden folder that is not the leftover of a killed export."""
     for path in beside.glob("*"):
         if path.name not in (ENGINE, VLLM, *FRONT):
             raise ExportError(
@@ -204,7 +204,7 @@ class Repository:
         return folder
 
     def publish(self) -> Path:
-        """Flushes everything to disk, then renames it into place; returns the version's folder."""
+        """Flush everything to disk, then rename it into place; return the version's folder."""
         target = self.folder_of(self.version)
         for path in sorted(self.beside.rglob("*")):
             to_disk(path)
@@ -219,7 +219,7 @@ class Repository:
         return target
 
     def _add_models(self):
-        """Adds missing models, and the missing files of existing ones; existing files stay, even if
+        """Add missing models, and the missing files of existing ones; existing files stay, even if
         they were edited."""
         version = self.beside / self.engine / str(self.version)
         for model in sorted(self.beside.iterdir(), key=lambda model: model.name == self.engine):
@@ -251,7 +251,7 @@ class Repository:
 
 
 def copy_models(beside: Path) -> None:
-    """Copies the hand-written files of all models, except the engine's versions, and TRACE for
+    """Copy the hand-written files of all models, except the engine's versions, and TRACE for
     `gpt`."""
     for file in _files(SOURCE):
         parts = file.relative_to(SOURCE).parts
@@ -264,14 +264,14 @@ def copy_models(beside: Path) -> None:
 
 
 def copy_code(folder: Path) -> None:
-    """Copies model.py and utils/ of a version: the engine, its imports, and the C++ it compiles."""
+    """Copy model.py and utils/ of a version: the engine, its imports, and the C++ it compiles."""
     _copy(SOURCE / ENGINE / "model.py", folder / "model.py")
     _ship(shipped(), folder)
     _copy(ROOT / STEP, folder / STEP)
 
 
 def _ship(names, folder):
-    """Copies files of this workshop into `folder`, under the same names."""
+    """Copy files of this workshop into `folder`, under the same names."""
     for name in names:
         _copy(ROOT / name, folder / name)
         for package in list(Path(name).parents)[:-1]:

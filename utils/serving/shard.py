@@ -44,7 +44,7 @@ def split(
     folder: Path | str,
     compute: str = "auto",
 ) -> None:
-    """Writes every rank's files into `folder`.
+    """Write every rank's files into `folder`.
 
     headers   {name: (file, shape)} of the source, with the names of config.parameter_shapes()
     dtype     of all tensors of the source, by torch's name

@@ -1,4 +1,4 @@
-"""The same checkpoint for Triton's vLLM backend: the way to production on GPUs.
+"""Export a checkpoint for Triton's vLLM backend: the way to production on GPUs.
 
     export_vllm("models/base", "triton_model_repo", tp=2)      # …/gpt_vllm/1
     python -m utils.serving.export --model models/base --tp 2 --backend vllm
@@ -73,7 +73,7 @@ output [
 def export_vllm(
     model: str | Path, out: str | Path, tp: int, version: int | None = None, mount: str = MOUNT
 ) -> Path:
-    """Writes a checkpoint for the vLLM backend into the repository `out`; returns the version's
+    """Write a checkpoint for the vLLM backend into the repository `out`; return the version's
     folder.
 
     tp      tensor-parallel GPUs; must divide the model's heads

@@ -186,12 +186,12 @@ def hand_out(folder: Path | str, put: Callable[[str, torch.Tensor], None]) -> No
 
 
 def read_state(folder: Path | str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields ("<parameter name>/<key>", whole tensor) of the optimizer's state, one at a time."""
+    """Yield ("<parameter name>/<key>", whole tensor) of the optimizer's state, one at a time."""
     return _stored(hf_format.recover(folder), STATE).tensors()
 
 
 class _WholeTensors:
-    """The same as RankFiles, for a file of whole tensors."""
+    """A file of whole tensors, with the methods of RankFiles."""
 
     def __init__(self, folder: Path, stem: str):
         if stem == WEIGHTS:

@@ -218,7 +218,7 @@ class DeepSpeedEngine:
     # ---- the whole state
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields (name, whole tensor) of every parameter."""
+        """Yield (name, whole tensor) of every parameter."""
         for name, parameter in self.model.named_parameters():
             if self.stage < 3:
                 yield name, parameter.detach()
@@ -227,7 +227,7 @@ class DeepSpeedEngine:
                 yield name, parameter.detach().clone()
 
     def optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ("<parameter name>/<key>", whole tensor); nothing before the first step."""
+        """Yield ("<parameter name>/<key>", whole tensor); nothing before the first step."""
         if not any("exp_avg" in state for state in self.adamw.state.values()):
             return
         self._link_state()

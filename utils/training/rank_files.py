@@ -85,11 +85,11 @@ class RankFiles:
         }
 
     def headers(self) -> Headers:
-        """The same as `hf_format.read_headers`; the file is that of the first shard."""
+        """{name: (the file of its first shard, shape)}, as `hf_format.read_headers` returns it."""
         return {n: (self.pieces[n][0][0], shape) for n, shape in self.shapes().items()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields (name, whole tensor), one at a time, on the CPU."""
+        """Yield (name, whole tensor), one at a time, on the CPU."""
         for name, shape in self.shapes().items():
             yield name, self.tensor(name, shape)
 

@@ -309,14 +309,14 @@ class TrainStep:
         return GPT.without_memory(self.model_config).to(self.weight_format)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Yields (name, whole tensor) of every parameter; on ranks other than 0, their shard."""
+        """Yield (name, whole tensor) of every parameter; on ranks other than 0, their shard."""
         bring, named = self._collector(), self.ranks.named
         for name, parameter in self.whole.named_parameters():
             mine = named[name].detach() if name in named else None
             yield name, bring(name, mine, parameter.shape, parameter.dtype)
 
     def optimizer_state(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Yields ("<parameter name>/<key>", tensor) likewise; nothing before the first step."""
+        """Yield ("<parameter name>/<key>", tensor) likewise; nothing before the first step."""
         state = self.optimizer.named_state()
         if not state:
             return

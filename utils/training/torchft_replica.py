@@ -89,7 +89,7 @@ class Attempt:
 
 @contextlib.contextmanager
 def lighthouse(silence: float = 2.0, limit: float = 60.0) -> Iterator[str]:
-    """Yields the address of a lighthouse that declares a replica dead after `silence` seconds.
+    """Yield the address of a lighthouse that declares a replica dead after `silence` seconds.
 
     Raises TimeoutError after `limit` seconds, RuntimeError if it ends before it listens.
     """

@@ -72,7 +72,7 @@ def where(requirement: Requirement) -> list[bool]:
 
 
 def shortest(requirement: Requirement) -> Requirement:
-    """The same line without conditions that make no difference on our machines."""
+    """The requirement without conditions that make no difference on our machines."""
     clauses = str(requirement.marker).split(" and ") if requirement.marker else []
     name = str(requirement).split(";")[0].strip()
     if any(" or " in clause for clause in clauses):

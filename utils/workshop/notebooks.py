@@ -126,7 +126,8 @@ def describe(process: psutil.Process) -> str:
 
 @contextmanager
 def surroundings() -> Iterator[Surroundings]:
-    """The same for every run: fixed order of sets, no learner's progress, no IPython settings.
+    """Equal surroundings for every run: fixed order of sets, no learner's progress, no IPython
+    settings.
 
     Pytest's own variables are left out, because with them ipykernel does not show the output of
     subprocesses. Processes that the notebook leaves running are killed at the end.

@@ -50,7 +50,7 @@ def sizes(d: int) -> dict[str, int]:
 class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, scale: float) -> torch.Tensor:
-        ### BEGIN SOLUTION: launch the forward kernel, and keep what the backward half needs
+        ### BEGIN SOLUTION: write and launch the forward kernel, keep what the backward half needs
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         d = x.shape[-1]
         forward_kernel[(x.numel() // d,)](x.contiguous(), y, d, scale, **sizes(d))
@@ -61,7 +61,7 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ### BEGIN SOLUTION: launch the backward kernel; is dy contiguous?
+        ### BEGIN SOLUTION: write and launch the backward kernel; is dy contiguous?
         (y,) = ctx.saved_tensors
         dx, d = torch.empty_like(y), y.shape[-1]
         backward_kernel[(y.numel() // d,)](y, dy.contiguous(), dx, d, ctx.scale, **sizes(d))

@@ -42,7 +42,7 @@ def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     is touched; no copy is made. If all strides are 1 and 16 divides n and the addresses, each load
     and store of the machine code moves 128 bits per thread (fp32).
     """
-    ### BEGIN SOLUTION: launch the kernel with enough programs
+    ### BEGIN SOLUTION: write the kernel, and launch it with enough programs
     n, block = x.numel(), 1024
     add_kernel[(triton.cdiv(n, block),)](
         x, y, out, n, x.stride(0), y.stride(0), out.stride(0), BLOCK=block

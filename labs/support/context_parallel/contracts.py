@@ -146,7 +146,7 @@ def ring_cases(trial: Trial, size: int, zigzag: bool = False) -> list[Case]:
 
 
 def ulysses_cases(trial: Trial, size: int) -> list[Case]:
-    """The same, with enough heads for all ranks: two key-value heads per rank; in the second case,
+    """Ring cases with enough heads for all ranks: two key-value heads per rank; in the second case,
     two in total and, on 3 or more ranks, query heads that N does not divide."""
     found = [replace(case, kv_heads=2 * size, heads=4 * size) for case in ring_cases(trial, size)]
     found[1] = replace(found[1], kv_heads=2, heads=2 * (size + 1))

@@ -34,7 +34,7 @@ def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProce
     try:
         out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        raise Wrong(f"no end after {LIMIT:.0f} s: an endless loop?") from None
+        raise Wrong(f"did not finish within {LIMIT:.0f} s: an endless loop?") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)

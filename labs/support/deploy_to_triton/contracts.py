@@ -136,7 +136,7 @@ def wanted(model: SimpleNamespace) -> dict[str, Any]:
 
 
 def read(text: str) -> dict[str, Any]:
-    """The same, read from a text by Triton's parser. Raises Wrong with the parser's error."""
+    """A text's fields, read by Triton's parser. Raises Wrong with the parser's error."""
     from google.protobuf import text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 

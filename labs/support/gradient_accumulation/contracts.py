@@ -55,7 +55,7 @@ class Training:
         return f"a {self.dtype} model of {self.vocab} words and width {self.width}"
 
     def model(self) -> torch.nn.Module:
-        """The same on every rank."""
+        """A new model, equal on every rank."""
         return tiny_model.new_model(self.seed, self.vocab, self.width, self.dtype)
 
     def share(self, step: int, rank: int) -> list[MicroBatch]:

@@ -34,7 +34,7 @@ def test_options_come_from_texts():
     ("name", "text", "words"),
     [
         ("max_num_seq", "3", "'max_num_seq' is not known: did you mean max_num_seqs?"),
-        ("xyz", "3", "'xyz' is not known: known are max_num_seqs, max_model_len"),
+        ("xyz", "3", "'xyz' is not known: expected one of max_num_seqs, max_model_len"),
         ("max_num_seqs", "many", "max_num_seqs 'many' is not an integer of at least 1"),
         ("max_num_seqs", "1000000000000", "max_num_seqs 1000000000000 is too large: give 65536"),
         ("max_num_seqs", "0", "max_num_seqs 0 is not an integer of at least 1"),

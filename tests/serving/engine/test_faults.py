@@ -87,7 +87,7 @@ def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
                 engine.submit([1])
             return str(refused.value)
 
-        until(lambda: "do not start" in reason() and str(shard) in reason())
+        until(lambda: "failed to start" in reason() and str(shard) in reason())
         shard.write_bytes(whole)
         until(lambda: engine.ready)
         assert engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens == expected
@@ -159,7 +159,7 @@ def test_closing_ends_ranks_that_are_starting(version):
 
 def test_a_start_that_takes_too_long_is_given_up(version):
     before = children()
-    with pytest.raises(Unavailable, match=r"rank 0, 1 of 2 did not answer in 0\.01 seconds"):
+    with pytest.raises(Unavailable, match=r"ranks 0, 1 of 2 did not answer in 0\.01 seconds"):
         Engine(version, start_seconds=0.01)
     assert children() == before
 

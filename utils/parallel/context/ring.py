@@ -43,11 +43,11 @@ class Travel:
         self.axis, self.places = axis, places
 
     def all(self, kv: torch.Tensor) -> Others:
-        """Yields (rank, its keys and values) in any order."""
+        """Yield (rank, its keys and values) in any order."""
         raise NotImplementedError
 
     def all_with_gradients(self, kv: torch.Tensor, gradient: torch.Tensor) -> OthersWithGradients:
-        """Yields (rank, its keys and values, a gradient to add to) likewise. In the end `gradient`,
+        """Yield (rank, its keys and values, a gradient to add to) likewise. In the end `gradient`,
         given as zeros like kv in the type of sums, holds what all ranks have added for this
         rank."""
         raise NotImplementedError

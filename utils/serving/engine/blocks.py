@@ -68,7 +68,7 @@ class Blocks:
         return found
 
     def take(self, count: int) -> list[int]:
-        """Takes free blocks, whatever they hold; raises NoBlocks, taking none, if too few."""
+        """Take free blocks, whatever they hold; raise NoBlocks, taking none, if too few."""
         if count > len(self.free):
             raise NoBlocks(f"{count} blocks are needed, but only {len(self.free)} are free")
         taken = [self.free.popitem(last=False)[0] for _ in range(count)]
@@ -78,12 +78,12 @@ class Blocks:
         return taken
 
     def keep(self, block: int, key: bytes) -> None:
-        """Records the key of a block that is now full; no effect if another block has that key."""
+        """Record the key of a block that is now full; no effect if another block has that key."""
         if self.keys[block] is None and key not in self.known:
             self.keys[block], self.known[key] = key, block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Removes one reader from each block. The end of a sequence is reused before its beginning,
+        """Remove one reader from each block. The end of a sequence is reused before its beginning,
         because more requests share the beginning."""
         for block in reversed(blocks):
             self.readers[block] -= 1
@@ -93,14 +93,14 @@ class Blocks:
                     self.free.move_to_end(block, last=False)
 
     def forget(self, blocks: Sequence[int]) -> list[int]:
-        """Makes blocks without readers unfindable, and returns them."""
+        """Make blocks without readers unfindable, and return them."""
         left = [block for block in blocks if not self.readers[block]]
         for block in left:
             self._forget(block)
         return left
 
     def clear(self) -> None:
-        """Empties the cache and removes all readers."""
+        """Empty the cache and remove all readers."""
         self.__init__(self.size)
 
     def _forget(self, block):

@@ -98,7 +98,7 @@ class EngineConfig:
         for name, text in parameters.items():
             if name not in known:
                 near = "".join(difflib.get_close_matches(name, known, 1))
-                fix = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+                fix = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
                 raise ValueError(f"{place}: parameter {name!r} is not known: {fix}")
             kind = float if name in SECONDS else int if name in WHOLE else str
             try:

@@ -95,7 +95,7 @@ class Engine:
         id: str | None = None,
         context: trace.Context | None = None,
     ) -> Stream:
-        """Puts a request into the queue and returns its Stream.
+        """Put a request into the queue and return its Stream.
 
         tokens   token ids;   prompt   name of virtual tokens to put before them
         id       a name to cancel it by, unique among requests being served; None: a random one
@@ -130,7 +130,7 @@ class Engine:
     def complete(
         self, tokens: list[int], sampling: SamplingParams | None = None, prompt: str | None = None
     ) -> Completion:
-        """Submits a request and waits for its Completion. Raises as `submit` does."""
+        """Submit a request and wait for its Completion. Raises as `submit` does."""
         stream = self.submit(tokens, sampling, prompt)
         try:
             return stream.result()
@@ -139,7 +139,7 @@ class Engine:
             raise
 
     def cancel(self, id: str) -> bool:
-        """Ends a request now and frees its slot; returns whether one with this id existed."""
+        """End a request now and free its slot; return whether one with this id existed."""
         with self._lock:
             request = self._scheduler.requests.get(id)
             if request is None:
@@ -179,7 +179,7 @@ class Engine:
             return copy.deepcopy(self._stats.histograms)
 
     def close(self) -> None:
-        """Ends all requests with Unavailable, and the ranks. Closing twice does nothing."""
+        """End all requests with Unavailable, and the ranks. Closing twice does nothing."""
         self._closed.set()
         with self._lock:
             self._ready, self._why_not = False, "the engine was closed"
@@ -220,7 +220,7 @@ class Engine:
             self._group.close()
 
     def _serve(self):
-        """Runs continuous batching until the engine closes or a rank dies.
+        """Run continuous batching until the engine closes or a rank dies.
 
         If the ranks allow it, a step is sent while they compute the previous one."""
         under_way = deque()  # (step, when it was sent)
@@ -256,7 +256,7 @@ class Engine:
                     begin = now
 
     def _hand_out(self, served, told):
-        """Gives each request its token as text, with the log-probabilities in `told`; a request
+        """Give each request its token as text, with the log-probabilities in `told`; a request
         whose stop string has appeared ends here."""
         with self._lock:
             for request, token in served:
@@ -280,7 +280,7 @@ class Engine:
                 stream.put([token], new, request.finish, known)
 
     def _begin_prefill(self, step):
-        """Starts the prefill span of traced requests that have just got a slot."""
+        """Start the prefill span of traced requests that have just got a slot."""
         with self._lock:
             for chunk in step.chunks:
                 if chunk.first and chunk.request in self._traced:
@@ -299,7 +299,7 @@ class Engine:
             self._ready = not self._closed.is_set()
 
     def _lose_ranks(self, error):
-        """Ends every request, running or waiting: their computed state is lost."""
+        """End every request, running or waiting: their computed state is lost."""
         with self._lock:
             self._ready = False
             if not self._closed.is_set():
@@ -310,7 +310,7 @@ class Engine:
         self._group.close()
 
     def _restart(self):
-        """Tries to start the ranks until it succeeds; without `restarts`, waits to be closed."""
+        """Try to start the ranks until that succeeds; without `restarts`, wait to be closed."""
         pause = 0.5
         while not self._closed.is_set():
             if self.restarts:
@@ -319,7 +319,7 @@ class Engine:
                 except Exception as error:  # anything from a damaged file to a lack of memory
                     self._group.close()
                     with self._lock:
-                        self._why_not = f"the ranks do not start: {error}"
+                        self._why_not = f"the ranks failed to start: {error}"
                 else:
                     self._stats.restarts += 1
                     self._announcements.put(True)
@@ -339,7 +339,7 @@ class Engine:
             self._end_trace(request, error=str(error))
 
     def _announce(self):
-        """Calls `on_ready`, in its own thread because the callback may be slow."""
+        """Call `on_ready`, in its own thread because the callback may be slow."""
         while (news := self._announcements.get()) is not None:
             try:
                 if self.on_ready is not None:

@@ -99,7 +99,7 @@ class FusedStep:
 
     @torch.inference_mode()
     def choose(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """Broadcasts tokens that rank 0 chose outside the step; other ranks ignore `tokens`."""
+        """Broadcast tokens that rank 0 chose outside the step; other ranks ignore `tokens`."""
         chosen = torch.tensor(tokens, device=self.decoder.device)
         if self.decoder.tp > 1:
             dist.broadcast(chosen, 0)
@@ -131,7 +131,7 @@ class FusedStep:
         return logits, self._chosen(logits, slots, positions)
 
     def _chosen(self, logits, slots, positions):
-        """Chooses tokens (B,), on every rank, and records them as these slots' last ones."""
+        """Choose tokens (B,), on every rank, and record them as these slots' last ones."""
         chosen = torch.empty_like(slots)
         if logits is not None:
             chosen = self.kernels.race(

@@ -98,7 +98,7 @@ def in_half(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 class QuantizedLinear:
-    """The same with W in integers; subclasses define `product`."""
+    """y = x·Wᵀ + b with W in integers; subclasses define `product`."""
 
     def __init__(self, bias: torch.Tensor | None, summed: bool, kernels: ModuleType | None):
         self.bias, self.summed, self.kernels = bias, summed, kernels
@@ -217,5 +217,5 @@ def exact(device: str) -> bool:
 
 
 def _float_product(x, w):
-    """The same in fp32, where sums up to 2^24 are exact: those of at least 1,040 products."""
+    """The integer product in fp32, exact for sums up to 2^24: those of at least 1,040 products."""
     return x.float() @ w.float()

@@ -145,7 +145,7 @@ class Part:
         return None if tensor is None else tensor.to(**self.place)
 
     def pair(self, module: str, size: int) -> None:
-        """Puts rows i and i + size/2 of each head of a matrix (or of its bias) side by side."""
+        """Put rows i and i + size/2 of each head of a matrix (or of its bias) side by side."""
         for name, rows in self.weights.items():
             if name.startswith(f"{self.prefix}{module}."):
                 pairs = rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2)
@@ -167,7 +167,7 @@ class Part:
         return Linear(weight, bias, summed)
 
     def _quantized(self, names, bias, summed):
-        """The same for matrices in integers, whose scales belong to their rows."""
+        """One linear layer of several integer matrices, whose scales belong to their rows."""
 
         def whole(ending):
             parts = [self.weights.pop(self.prefix + name + ending) for name in names]
@@ -238,12 +238,12 @@ class KVCache:
         self._heads = torch.arange(kv_heads, device=device)
 
     def assign(self, slot: int, blocks: Sequence[int], first: int = 0) -> None:
-        """Gives a slot these blocks, from position 16 · first on."""
+        """Give a slot these blocks, from position 16 · first on."""
         table = self.blocks[slot, first : first + len(blocks)]
         table.copy_(torch.tensor(blocks, dtype=torch.int32))
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Sets the contents of these blocks to zero."""
+        """Set the contents of these blocks to zero."""
         for layer in self.layers:
             layer.clear(blocks)
 
@@ -255,7 +255,7 @@ class KVCache:
         mask: torch.Tensor | None,
         causal: bool,
     ) -> "KVCache":
-        """Prepares a pass over some slots (B,).
+        """Prepare a pass over some slots (B,).
 
         positions (B, T) of the input;   longest: number of positions that attention sees, L
         """
@@ -279,7 +279,7 @@ class LayerCache:
         self.keys, self.values = numbers
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Stores k and v (B, T, K, D); the attention of q (B, T, H, D) to all: (B, T, H·D)."""
+        """Store k and v (B, T, K, D); the attention of q (B, T, H, D) to all: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
         self.keep(k, v)
@@ -315,7 +315,8 @@ class LayerCache:
 
 
 class Int8LayerCache(LayerCache):
-    """The same in 8 bits, with one scale for the D elements of each position and head."""
+    """Keys and values of one layer in int8, with a scale for the D elements of each position and
+    head."""
 
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         super().__init__(cache, numbers)
@@ -410,7 +411,7 @@ class ServedDecoder:
         prompt: tuple[str, int, int] | None = None,
         logits: bool = True,
     ) -> torch.Tensor | None:
-        """Reads the next tokens of one request into its slot, from position `start` on.
+        """Read the next tokens of one request into its slot, from position `start` on.
 
         prompt    virtual tokens before the tokens: their name, first index, last index + 1
         logits    whether to return those of the last position, (1, V) on rank 0; else None
@@ -433,7 +434,7 @@ class ServedDecoder:
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor | None:
-        """Reads one more token for each slot: logits (B, V) on rank 0, in the order of `slots`."""
+        """Read one more token for each slot: logits (B, V) on rank 0, in the order of `slots`."""
         where = [self.lengths[slot] for slot in slots]
         for slot in slots:
             self.lengths[slot] += 1

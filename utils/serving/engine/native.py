@@ -96,7 +96,7 @@ def _key():
 
 
 def _take(lock, deadline):
-    """Waits until no other process compiles: a lock ends with the process that holds it."""
+    """Wait until no other process compiles: a lock ends with the process that holds it."""
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

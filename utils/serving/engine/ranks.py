@@ -81,7 +81,7 @@ class Rank(Pipes):
         self._room.register(to, select.POLLOUT)
 
     def tell(self, command: dict, seconds: float) -> None:
-        """Sends a command. Raises ChildEnded if the rank has ended, TimeoutError if it does not
+        """Send a command. Raises ChildEnded if the rank has ended, TimeoutError if it does not
         read."""
         data, deadline = memoryview(pickle.dumps(command)), time.monotonic() + seconds
         while data:
@@ -93,7 +93,7 @@ class Rank(Pipes):
                 raise ChildEnded from None
 
     def listen(self) -> None:
-        """Reads the bytes that have arrived. Raises ChildEnded."""
+        """Read the bytes that have arrived. Raises ChildEnded."""
         data = os.read(self.fileno(), 1 << 20)
         if not data:
             raise ChildEnded
@@ -108,7 +108,7 @@ class Rank(Pipes):
         return pickle.loads(data)
 
     def handed_over(self) -> None:
-        """Closes our copies of the rank's ends, once it has inherited them."""
+        """Close our copies of the rank's ends, once it has inherited them."""
         for end_of_it in self.theirs:
             os.close(end_of_it)
         self.theirs = ()
@@ -161,7 +161,7 @@ class RankGroup:
             raise
 
     def ready(self) -> None:
-        """Waits until all ranks have loaded their shard."""
+        """Wait until all ranks have loaded their shard."""
         answer = self.receive(self.start_seconds)
         self.blocks, self.ahead = answer["blocks"], answer["ahead"]
         if "eager" in answer:
@@ -170,7 +170,7 @@ class RankGroup:
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def send(self, command: dict) -> None:
-        """Sends the same command to every rank."""
+        """Send the same command to every rank."""
         for rank in range(self.size):
             self._tell(rank, command)
 
@@ -199,7 +199,7 @@ class RankGroup:
                     raise RankDied(self._who_died(rank)) from None
 
     def wait(self, wake_up: WakeUp) -> None:
-        """Waits until woken; raises RankDied if a rank ends in the meantime."""
+        """Wait until woken; raise RankDied if a rank ends in the meantime."""
         self._poll.register(wake_up, select.POLLIN)
         ready = [descriptor for descriptor, _ in self._poll.poll()]
         self._poll.unregister(wake_up)
@@ -209,7 +209,7 @@ class RankGroup:
                 raise RankDied(self._who_died(rank))
 
     def close(self) -> None:
-        """Ends the ranks: idle ones exit by themselves when their pipe closes; kills the others."""
+        """End the ranks: idle ones exit by themselves when their pipe closes; kill the others."""
         for rank in self._ranks:
             rank.close_input()
         end([self._parent] if self._parent else [], 0.3)
@@ -219,7 +219,7 @@ class RankGroup:
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def kill(self) -> None:
-        """Ends the ranks from another thread; a waiting `receive` raises RankDied."""
+        """End the ranks from another thread; a waiting `receive` raises RankDied."""
         if parent := self._parent:
             parent.kill()  # and all of its process group
 
@@ -275,7 +275,7 @@ class RankGroup:
         return f"{self._name(rank)} ended with status {self._status(rank)}: {who.last_words()}"
 
     def _listen(self, seconds):
-        """Reads one message from the ranks' parent, if it arrives within `seconds`."""
+        """Read one message from the ranks' parent, if it arrives within `seconds`."""
         try:
             news = json.loads(self._parent.answer(seconds))
         except TimeoutError:
@@ -297,7 +297,8 @@ class RankGroup:
         if stopped:
             return f"{self._name(stopped[0])} is stopped: no answer in {seconds:g} seconds"
         names = ", ".join(str(rank) for rank in sorted(ranks))
-        return f"rank {names} of {self.size} did not answer in {seconds:g} seconds"
+        ranks_ = "ranks" if len(ranks) > 1 else "rank"
+        return f"{ranks_} {names} of {self.size} did not answer in {seconds:g} seconds"
 
     def _name(self, rank):
         process = f" (process {self.pids[rank]})" if self.pids else ""

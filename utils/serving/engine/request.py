@@ -180,7 +180,7 @@ class Stream:
             return self._take(Chunk)
 
     def result(self, timeout: float | None = None) -> Completion | None:
-        """Waits for the end; returns all output not read yet, or None after `timeout` seconds.
+        """Wait for the end; return all output not read yet, or None after `timeout` seconds.
 
         Raises Unavailable.
         """
@@ -192,7 +192,7 @@ class Stream:
             return self._take(Completion)
 
     def cancel(self) -> None:
-        """Ends the request now; its last chunk has finish "cancelled". No effect once it ended."""
+        """End the request now; its last chunk has finish "cancelled". No effect once it ended."""
         self._cancel(self.id)
 
     def _something(self):
@@ -219,7 +219,7 @@ class Stream:
         finish: str | None = None,
         logprobs: Sequence[dict] = (),
     ) -> None:
-        """Appends output; a finish ends the stream."""
+        """Append output; a finish ends the stream."""
         with self._changed:
             if self._ended():
                 return
@@ -232,7 +232,7 @@ class Stream:
                 self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with this exception."""
+        """End the stream with this exception."""
         with self._changed:
             if not self._ended():
                 self._error = error

@@ -33,7 +33,7 @@ class Sampler:
         return self.generator is None or (not self.top_k and self.top_p == 1)
 
     def skip(self, tokens: int, vocab_size: int) -> None:
-        """Skips the random numbers of tokens that were already drawn."""
+        """Skip the random numbers of tokens that were already drawn."""
         for _ in range(tokens if self.generator else 0):
             torch.rand(vocab_size, dtype=torch.double, generator=self.generator)
 

@@ -195,7 +195,7 @@ class Scheduler:
         self.preemptions = 0  # how often a request lost its blocks to another
 
     def add(self, request: Request) -> None:
-        """Puts a request into the queue. Raises Unavailable when the queue is full."""
+        """Put a request into the queue. Raises Unavailable when the queue is full."""
         if len(self.waiting) >= self.queue + len(self.free):
             raise Unavailable(
                 f"the queue is full: {len(self.running)} requests run and {len(self.waiting)} "
@@ -226,7 +226,7 @@ class Scheduler:
         return step
 
     def _grow(self):
-        """Gives a block to each request that needs one, oldest first, at the youngest's expense."""
+        """Give a block to each request that needs one, oldest first, at the youngest's expense."""
         grown = []
         for request in list(self.running):
             if request.decoding and request.cached == BLOCK * len(request.blocks):
@@ -254,8 +254,8 @@ class Scheduler:
         return PrefillChunk(request, start, request.cached, first, last, request.preempted)
 
     def _enter(self, request):
-        """Gives a request a slot and blocks for all positions to be read, reusing those that
-        already hold its prefix; returns whether there are enough."""
+        """Give a request a slot and blocks for all positions to be read, reusing those that
+        already hold its prefix; return whether there are enough."""
         if request.asked:  # it was preempted in this plan, and a token is still to arrive
             return False
         content = request.content()
@@ -276,7 +276,7 @@ class Scheduler:
         return True
 
     def _keep(self, request):
-        """Lets other requests find a request's blocks that are full and known."""
+        """Let other requests find a request's blocks that are full and known."""
         if not self.enable_prefix_caching:
             return
         known = request.length + len(request.new)
@@ -288,7 +288,7 @@ class Scheduler:
         request.kept = max(request.kept, full)
 
     def advance(self, step: Step, tokens: list[int]) -> list[tuple[Request, int]]:
-        """Takes the tokens of a step; returns (request, token) for each request that continues or
+        """Take the tokens of a step; return (request, token) for each request that continues or
         ends now.
 
         Requests that were cancelled in the meantime are left out, and so are those that end because
@@ -313,7 +313,7 @@ class Scheduler:
         return served
 
     def end(self, request: Request, finish: str) -> None:
-        """Ends a request, waiting or running, and frees its slot and blocks for the next plan."""
+        """End a request, waiting or running, and free its slot and blocks for the next plan."""
         if request.finish is not None:
             return
         request.finish = finish
@@ -331,7 +331,7 @@ class Scheduler:
         request.slot, request.blocks = None, []
 
     def clear(self, num_blocks: int | None = None) -> list[Request]:
-        """Ends every request, waiting or running, and returns them; the cache counts as empty, with
+        """End every request, waiting or running, and return them; the cache counts as empty, with
         `num_blocks` blocks (None: as many as before)."""
         ended = list(self.requests.values())
         for request in ended:

@@ -52,7 +52,7 @@ class SocketServer:
         self.taker.start()
 
     def close(self) -> None:
-        """Accepts no more requests, and waits for those that are running."""
+        """Accept no more requests, and wait for those that are running."""
         self.file.unlink(missing_ok=True)
         self.closing.set()
         self.taker.join()
@@ -70,7 +70,7 @@ class SocketServer:
         return False
 
     def watch(self) -> None:
-        """Cancels the requests whose callers are gone; to be called from time to time."""
+        """Cancel the requests whose callers are gone; to be called from time to time."""
         for connection, stream in list(self.open.items()):
             try:
                 gone = not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -102,7 +102,7 @@ class SocketServer:
                     raise
 
     def _take(self):
-        """Accepts connections until the socket is closed and all earlier callers are accepted."""
+        """Accept connections until the socket is closed and all earlier callers are accepted."""
         with self.listener:
             while True:
                 closing = self.closing.is_set()  # if so, the file was removed before this wait
@@ -161,7 +161,7 @@ class SocketServer:
 
 
 def own_folder(folder: Path) -> None:
-    """Creates the folder, for this user only; removes leftovers of killed servers and engines."""
+    """Create the folder, for this user only; remove leftovers of killed servers and engines."""
     for old in folder.parent.glob(f"kintsugi-{os.getuid()}-*"):
         if _dead(old.name):
             shutil.rmtree(old, ignore_errors=True)

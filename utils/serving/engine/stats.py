@@ -52,12 +52,12 @@ class Stats:
         self._recent = deque()  # (when, tokens, seconds) of the steps in the window
 
     def submitted(self, request: Request) -> None:
-        """Records an accepted request."""
+        """Record an accepted request."""
         self.requests += 1
         request.came = time.monotonic()
 
     def stepped(self, step: Step, served: list[tuple[Request, int]], seconds: float) -> None:
-        """Records a step that produced these (request, token)."""
+        """Record a step that produced these (request, token)."""
         now, took = time.monotonic(), self.histograms
         self.steps += 1
         self.tokens += len(served)
@@ -80,7 +80,7 @@ class Stats:
         self._forget(now)
 
     def finished(self, request: Request) -> None:
-        """Records a request that ended normally."""
+        """Record a request that ended normally."""
         self.histograms["e2e_request_latency"].observe(time.monotonic() - request.came)
 
     def _forget(self, now):

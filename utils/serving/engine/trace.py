@@ -64,7 +64,7 @@ def of_request(request: Any) -> Context | None:
 def write(
     name: str, context: Context | None, begin_ns: int, end_ns: int, **attributes: Any
 ) -> None:
-    """Records a span, if it was sampled. begin_ns, end_ns: from time.time_ns(); attributes: JSON
+    """Record a span, if it was sampled. begin_ns, end_ns: from time.time_ns(); attributes: JSON
     values.
 
     Never raises: if the file cannot be written, reports it once on standard error.
@@ -105,7 +105,7 @@ class Phases:
         self.name, self.since = None, 0
 
     def begin(self, name: str | None, **attributes: Any) -> None:
-        """Begins the next span; None: no further span."""
+        """Begin the next span; None: no further span."""
         now = time.time_ns()
         if self.name is not None:
             known = self.attributes | attributes

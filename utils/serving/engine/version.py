@@ -51,7 +51,7 @@ class Version:
 
     @classmethod
     def read(cls, folder: Path | str) -> "Version":
-        """Reads manifest and configuration, and verifies everything but the weights' hashes."""
+        """Read manifest and configuration, and verify everything but the weights' hashes."""
         folder = Path(folder)
         manifest = _json(folder, MANIFEST, "is this version complete? Export it again")
         for key, kind in (("tp", int), ("files", dict), ("prompts", dict)):
@@ -59,14 +59,14 @@ class Version:
                 raise LoadError(f"{folder / MANIFEST} has no {key!r}: export this version again")
         if manifest.get("format") not in (1, 2):
             raise LoadError(
-                f"{folder / MANIFEST} has format {manifest.get('format')!r}, and this engine reads "
+                f"{folder / MANIFEST} has format {manifest.get('format')!r}, but this engine reads "
                 "formats 1 and 2: export this version again"
             )
         types = {"dtype": manifest.get("dtype"), "compute": manifest.get("compute", "auto")}
         for (key, given), known in zip(types.items(), (tuple(FLOATS), COMPUTE)):
             if given not in known:
                 raise LoadError(
-                    f"{folder / MANIFEST} has {key} {given!r}, and this engine has "
+                    f"{folder / MANIFEST} has {key} {given!r}, but this engine supports "
                     f"{', '.join(known)}: export this version again"
                 )
         for name, facts in manifest["prompts"].items():
@@ -132,19 +132,19 @@ class Version:
         return facts
 
     def verify(self, name: str, values: bool = True) -> None:
-        """Compares a file's size and, with `values`, its SHA-256 with the manifest."""
+        """Compare a file's size and, with `values`, its SHA-256 with the manifest."""
         facts, file = self.listed(name), self.folder / name
         try:
             size = file.stat().st_size
             if size != facts["bytes"]:
                 raise LoadError(
                     f"{file} has {size} bytes and should have {facts['bytes']}: it is truncated or "
-                    "was changed, copy or export it again"
+                    "was changed; copy or export it again"
                 )
             if values and _sha256(file) != facts["sha256"]:
                 raise LoadError(
                     f"{file} is not what the manifest lists (SHA-256 differs): it was changed or "
-                    "damaged, copy or export it again"
+                    "damaged; copy or export it again"
                 )
         except OSError as error:
             raise LoadError(f"{file} cannot be read: {error.strerror}") from None

@@ -61,7 +61,7 @@ NEEDED = (
 
 
 def main(ends: Sequence[Sequence[int]]) -> None:
-    """Runs the ranks' parent: forks a rank per (commands, answers, errors), its descriptors."""
+    """Run the ranks' parent: fork a rank per (commands, answers, errors), its descriptors."""
     leader, news = os.getppid(), _own_output()
     _listen_to_nobody_else()
     with collector_at_rest():
@@ -82,7 +82,7 @@ def main(ends: Sequence[Sequence[int]]) -> None:
 
 
 def _ended():
-    """Waits for children to end: (exit status, process id) of at least one, killed ones first,
+    """Wait for children to end: (exit status, process id) of at least one, killed ones first,
     because they may be the reason why others ended."""
     ended = [os.wait()]
     with contextlib.suppress(ChildProcessError):  # none is left
@@ -92,7 +92,7 @@ def _ended():
 
 
 def _fork(ends, used):
-    """Starts a rank with these ends of its pipes, and returns its process id."""
+    """Start a rank with these ends of its pipes, and return its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -110,7 +110,7 @@ def _fork(ends, used):
 
 
 def serve() -> None:
-    """Serves the commands of standard input."""
+    """Serve the commands of standard input."""
     answers = _own_output()
     commands = sys.stdin.buffer
     setup = pickle.load(commands)
@@ -178,7 +178,7 @@ class Worker:
             self.decoder.decode([0], [0])
 
     def step(self, command: dict) -> dict:
-        """Executes a Step of the scheduler; returns the tokens in the order that it expects."""
+        """Execute a Step of the scheduler; return the tokens in the order that it expects."""
         tokens, told = [], {}
         if spoilt := command.get("spoilt"):
             self.decoder.cache.clear(spoilt)
@@ -222,7 +222,7 @@ class Worker:
         self._choose(self.decoder.decode(slots, known), slots, out, told)
 
     def _choose(self, logits, slots, tokens, told, chosen=None):
-        """Appends a token for each slot, and its log-probabilities if wanted.
+        """Append a token for each slot, and its log-probabilities if wanted.
 
         chosen   tokens of the fused step, which ignores top_k and top_p; None: choose here
         """
@@ -264,7 +264,7 @@ def _answer(answers, message):
 
 
 def _listen_to_nobody_else():
-    """Ignores the signals that end all processes of a terminal: the leader decides when a rank
+    """Ignore the signals that end all processes of a terminal: the leader decides when a rank
     ends, and lets requests finish first."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)

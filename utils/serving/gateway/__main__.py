@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def serve(given: argparse.Namespace) -> None:
-    """Serves until standard input or the server ends. Raises OSError."""
+    """Serve until standard input or the server ends. Raises OSError."""
     options = Options(
         body_bytes=given.body_bytes, requests=given.requests, seconds=given.seconds,
         repository=given.repository, control_key=os.environ.get("KINTSUGI_CONTROL_KEY") or None,
@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
 
 
 async def until_told() -> None:
-    """Waits for the end of standard input, SIGTERM or SIGINT."""
+    """Wait for the end of standard input, SIGTERM or SIGINT."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), told.set)
     for number in (signal.SIGTERM, signal.SIGINT):

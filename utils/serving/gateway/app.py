@@ -170,7 +170,7 @@ class Front:
         return wrapped
 
     def note(self, route: str, status: int | str, begin: int, context: Context) -> None:
-        """Counts and times a request that began at `begin` (time.time_ns) and has ended; writes
+        """Count and time a request that began at `begin` (time.time_ns) and has ended; write
         its span."""
         end = time.time_ns()
         self.took.labels(route).observe((end - begin) / 1e9)
@@ -209,7 +209,7 @@ class Front:
         return Response(status_code=499)
 
     def _check_key(self, request, route):
-        """Checks the API key; model control has its own key, probes and Prometheus need none."""
+        """Check the API key; model control has its own key, probes and Prometheus need none."""
         key, open_to_all = self.options.api_key, ("/v2/repository", "/v2/health", "/metrics")
         if key is not None and not route.startswith(open_to_all):
             check_bearer(request.headers.get("Authorization", ""), key)
@@ -236,7 +236,7 @@ class Front:
 
     @asynccontextmanager
     async def call(self, model: str) -> AsyncIterator[Call]:
-        """Surrounds a call to a model: its time limit, and its place among those in flight."""
+        """Surround a call to a model: its time limit, and its place among those in flight."""
         most = self.options.requests
         if self.under_way >= most:
             raise Refusal(f"UNAVAILABLE: {most} requests are here already, try again later")
@@ -314,7 +314,7 @@ class Front:
         )
 
     async def passed(self, request: Request) -> Response:
-        """Forwards a call that runs no model."""
+        """Forward a call that runs no model."""
         body = await self.triton.whole("GET", request.url.path)
         return Response(body, media_type=JSON)
 
@@ -368,7 +368,7 @@ class Front:
         return Response(await self.triton.whole(*call), media_type=JSON)
 
     async def control(self, request: Request) -> Response:
-        """Loads or unloads a model."""
+        """Load or unload a model."""
         self._check_control(request)
         model, action = request.path_params["model"], request.url.path.rpartition("/")[2]
         given = checks.object_of(await self._body(request) or b"{}")
@@ -498,7 +498,7 @@ async def unless_left(request: Request, work: Awaitable[Any]) -> Any:
 
 
 async def whole_answers(streams: list[AsyncIterator[dict]]) -> list[openai_api.Answer]:
-    """Reads each stream to its end."""
+    """Read each stream to its end."""
     answers = [openai_api.Answer() for _ in streams]
     async for number, answer in openai_api.merged(streams):
         answers[number].add(answer)
@@ -512,7 +512,7 @@ def span_of(traceparent: str | None) -> Context:
 
 
 def check_bearer(authorization: str, key: str) -> None:
-    """Refuses a request whose header does not hold the key."""
+    """Refuse a request whose header does not hold the key."""
     scheme, _, given = authorization.partition(" ")
     same = hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
     if scheme.lower() != "bearer" or not same:

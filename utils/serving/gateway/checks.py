@@ -27,7 +27,7 @@ TENSOR = {"name", "shape", "datatype", "parameters", "data"}
 
 
 def check_caller(headers: Mapping[str, str], local: bool) -> None:
-    """Refuses web pages of other sites: in a browser on this machine they reach addresses that are
+    """Refuse web pages of other sites: in a browser on this machine they reach addresses that are
     `local` to it, even under a name of their own (DNS rebinding)."""
     host, origin = headers.get("Host", ""), headers.get("Origin")
     foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
@@ -60,7 +60,7 @@ def object_of(body: bytes) -> dict:
 
 
 def check_generate(body: dict, config: dict, stream: bool) -> None:
-    """Refuses a body of generate or generate_stream that does not fit the model's inputs."""
+    """Refuse a body of generate or generate_stream that does not fit the model's inputs."""
     inputs = {given["name"]: given for given in config["input"]}
     _known(body, set(inputs) | GENERATE, "field")
     if not isinstance(body.get("id", ""), str):
@@ -77,7 +77,7 @@ def check_generate(body: dict, config: dict, stream: bool) -> None:
 
 
 def _check_values(name, value, given):
-    """Refuses values of the wrong number or type; a single one may also come without a list."""
+    """Refuse values of the wrong number or type; a single one may also come without a list."""
     dims = [int(size) for size in given["dims"]]
     values = value if isinstance(value, list) else [value]
     if len(dims) != 1 or (dims[0] >= 0 and len(values) != dims[0]):
@@ -104,7 +104,7 @@ def _check_value(name, value, kind):
 
 
 def check_infer(header: dict, size: int) -> None:
-    """Refuses an infer request whose JSON part, in a body of `size` bytes, is invalid.
+    """Refuse an infer request whose JSON part, in a body of `size` bytes, is invalid.
 
     However it is sent, each element takes at least one byte, so no tensor can have more elements
     than the body has bytes.
@@ -177,7 +177,7 @@ def _check_shape(tensor, size):
 
 
 def _check_parameters(parameters):
-    """Refuses shared memory, which clients of the gateway do not have with the server."""
+    """Refuse shared memory, which clients of the gateway do not have with the server."""
     if not isinstance(parameters, dict):
         raise Refusal(f"INVALID_ARG: parameters {_short(parameters)} are not an object")
     for name in parameters:
@@ -200,9 +200,8 @@ def _known(body: dict, names: set[str], what: str) -> None:
     for name in body:
         if name not in names:
             likely = difflib.get_close_matches(name, names, 1)
-            then = (
-                f"did you mean {likely[0]}?" if likely else f"known are {', '.join(sorted(names))}"
-            )
+            fix = f"expected one of {', '.join(sorted(names))}"
+            then = f"did you mean {likely[0]}?" if likely else fix
             raise Refusal(f"INVALID_ARG: the {what} {_short(name)} is not known: {then}")
 
 

@@ -74,7 +74,7 @@ class Door:
     async def ModelStreamInfer(
         self, requests: AsyncIterator, context: grpc.aio.ServicerContext
     ) -> None:
-        """Restarts the time limit with each message, so a client may keep its stream open."""
+        """Restart the time limit with each message, so a client may keep its stream open."""
         async with self._observed("ModelStreamInfer", context) as metadata:
             first = await anext(aiter(requests), None)
             if first is None:

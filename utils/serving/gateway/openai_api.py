@@ -164,7 +164,7 @@ class Answer:
         self.begin = 0  # characters before it
 
     def add(self, event: dict) -> None:
-        """Appends one response of `gpt`."""
+        """Append one response of `gpt`."""
         self.text += event["text_output"]
         self.finish = event["finish_reason"]
         self.prompt_tokens = event["prompt_tokens"]

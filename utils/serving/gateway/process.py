@@ -81,7 +81,7 @@ class Gateway:
         self.start()
 
     def start(self) -> None:
-        """Starts it, for the first time or again."""
+        """Start it, for the first time or again."""
         self.close()
         words = [sys.executable, "-m", "utils.serving.gateway"]
         options = {
@@ -115,7 +115,7 @@ class Gateway:
 
     @property
     def grpc(self) -> str:
-        """The same for gRPC."""
+        """ "host:port" for gRPC clients on this machine."""
         return f"{HOST if self.host == '0.0.0.0' else self.host}:{self.grpc_port}"
 
     @property
@@ -127,7 +127,7 @@ class Gateway:
         return self._child is not None and self._child.returncode is None
 
     def close(self) -> None:
-        """Ends it; requests in flight have `exit_seconds`. Closing twice does nothing."""
+        """End it; requests in flight have `exit_seconds`. Closing twice does nothing."""
         if self._child is not None:
             drain = self._options.get("drain_seconds", 0.0)
             end([self._child], drain + self.exit_seconds + KILL)

@@ -59,7 +59,7 @@ class Call:
             self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds)
 
     def end(self) -> None:
-        """Lets it time out now."""
+        """Let it time out now."""
         self.seconds = 0.0
         self.goes_on()
 
@@ -102,7 +102,7 @@ class Stubs:
             raise Refusal(f"DEADLINE_EXCEEDED: no answer after {seconds:g} s") from None
 
     def refuse_if_down(self, model: str) -> None:
-        """Raises Refusal with the reason if the model is down."""
+        """Raise Refusal with the reason if the model is down."""
         if why := self.down.get(model):
             raise Refusal(f"UNAVAILABLE: {why}, try again later")
 
@@ -121,7 +121,7 @@ class Stubs:
     # --- model control --------------------------------------------------------------------------
 
     async def load(self, model: str, body: bytes = b"{}") -> None:
-        """Loads a model, or its changes; a load that hangs is ended and retried once."""
+        """Load a model, or its changes; a load that hangs is ended and retried once."""
         try:
             await self._load(model, body)
         except Hangs:
@@ -130,7 +130,7 @@ class Stubs:
         self.wanted.add(model)
 
     async def unload(self, model: str, body: bytes = b"{}") -> None:
-        """Unloads a model, which is no longer wanted."""
+        """Unload a model, which is no longer wanted."""
         self.wanted.discard(model)
         await self.triton.control(model, "unload", UNLOAD, body)
 
@@ -170,7 +170,7 @@ class Stubs:
     # --- the watch ------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Waits for the server; the models that it serves then are wanted. Raises TimeoutError."""
+        """Wait for the server; the models that it serves then are wanted. Raises TimeoutError."""
         until = asyncio.get_running_loop().time() + self.load_seconds
         while True:
             with suppress(Refusal):  # it is not up yet
@@ -182,7 +182,7 @@ class Stubs:
             await asyncio.sleep(LOOK)
 
     async def run(self) -> None:
-        """Watches until the server is gone."""
+        """Watch until the server is gone."""
         while self.pid is None or Path(f"/proc/{self.pid}").exists():
             try:
                 await self._look()
@@ -223,7 +223,7 @@ class Stubs:
         return found
 
     def _heal(self, model, others):
-        """Starts to reload a model. others: the remaining processes of its version, which Triton
+        """Start to reload a model. others: the remaining processes of its version, which Triton
         does not end if the dead one had requests."""
         if model in self._healing:
             return
@@ -254,7 +254,7 @@ class Stubs:
             del self._healing[model], self.down[model]
 
     async def _load_the_rest(self):
-        """Loads models that went down with it: while an engine is down, `gpt` is out of service."""
+        """Load models that went down with it: while an engine is down, `gpt` is out of service."""
         for model in sorted(self.wanted - await self._served("READY", "LOADING")):
             await self._load(model)
 
@@ -298,7 +298,7 @@ def stub_of(pid: int) -> Stub | None:
 
 
 def stop_at_rest(pid: int, seconds: float = 60.0) -> None:
-    """Stops a stub (SIGSTOP) at a moment when none of its threads holds a mutex shared with Triton,
+    """Stop a stub (SIGSTOP) at a moment when none of its threads holds a mutex shared with Triton,
     so that it can be killed: Triton 24.10 crashes (boost::interprocess::lock_exception) when it
     locks a mutex whose owner was killed. The kernel knows the owners (get_robust_list(2)). Raises
     TimeoutError.

@@ -109,11 +109,11 @@ class Triton:
         return await self.whole("GET", f"http://{self._metrics}/metrics") if self._metrics else b""
 
     async def settle(self) -> None:
-        """Waits until SETTLE seconds have passed since the last load."""
+        """Wait until SETTLE seconds have passed since the last load."""
         await asyncio.sleep(self._loaded + SETTLE - time.monotonic())
 
     async def control(self, model: str, action: str, seconds: float, body: bytes = b"{}") -> None:
-        """Loads or unloads a model; returns when Triton reports that it is done."""
+        """Load or unload a model; return when Triton reports that it is done."""
         call = ("POST", f"/v2/repository/models/{model}/{action}", body, self.control_headers)
         await self.settle()
         try:

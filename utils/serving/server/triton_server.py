@@ -125,7 +125,7 @@ class TritonServer:
         return False
 
     def load(self, model: str, config: dict | None = None, seconds: float = LOAD) -> None:
-        """Loads a model, or its changes. config: replaces its config.pbtxt until it is unloaded;
+        """Load a model, or its changes. config: replaces its config.pbtxt until it is unloaded;
         seconds: time limit for the server's answer.
 
         Raises ServerError with the model's own reason; versions already served stay in service.
@@ -140,7 +140,7 @@ class TritonServer:
             self._loaded = time.monotonic()
 
     def unload(self, model: str, dependents: bool = False, seconds: float = LOAD) -> None:
-        """Unloads a model; returns when its requests have ended and it is gone."""
+        """Unload a model; return when its requests have ended and it is gone."""
         self._settle()
         until = time.monotonic() + seconds
         body = {"parameters": {"unload_dependents": bool(dependents)}}
@@ -201,7 +201,7 @@ class TritonServer:
         return end_of(self.log, self._log_begin)
 
     def close(self) -> int | None:
-        """Ends the server and all its processes; requests in flight have `exit_seconds` to end.
+        """End the server and all its processes; requests in flight have `exit_seconds` to end.
 
         Returns its exit status: 0 if no request was cut short. Closing twice does nothing.
         """
@@ -291,7 +291,7 @@ class TritonServer:
         self.pid = int(pid) if pid else None
 
     def _wait(self, name, progress) -> bool:
-        """Waits until this server serves the models; False: it exited or lacks a port."""
+        """Wait until this server serves the models; False: it exited or lacks a port."""
         until = time.monotonic() + self.start_seconds
         while self.alive():
             if self._is_ours(name) and self.ready() and all(map(self.ready, self.models)):
@@ -321,12 +321,12 @@ class TritonServer:
         return False
 
     def _settle(self):
-        """Waits until the last loaded model can be unloaded safely (SETTLE)."""
+        """Wait until the last loaded model can be unloaded safely (SETTLE)."""
         time.sleep(max(0.0, self._loaded + SETTLE - time.monotonic()))
 
 
 def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool = False) -> None:
-    """Ends the server through its supervisor, within a time limit; removes the temporary folder."""
+    """End the server through its supervisor, within a time limit; remove the temporary folder."""
     if held["owner"] != os.getpid():
         return  # this is a fork of the process that owns the server
     child = held["child"]
@@ -344,7 +344,7 @@ def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool 
 def check_limits(
     control: str, models: list[str] | None, start_seconds: float, exit_seconds: float
 ) -> None:
-    """Refuses invalid arguments before anything is started."""
+    """Refuse invalid arguments before anything is started."""
     if control not in ("explicit", "none"):
         raise ValueError(f'control {control!r} is not known: give "explicit" or "none"')
     if models is not None and control == "none":
@@ -400,7 +400,7 @@ class Progress:
         self._show(f"tritonserver: {time.monotonic() - self.begin:.0f} s, {', '.join(missing)} …")
 
     def end(self, how: str) -> None:
-        """Prints the result: "ready" or "failed"."""
+        """Print the result: "ready" or "failed"."""
         if self.quiet:
             return
         text = f"tritonserver starts: {', '.join(self.server.models)} … {how}"
@@ -481,7 +481,7 @@ def reasons(text: str) -> list[str]:
 
 
 def load_reason(model: str, text: str) -> str:
-    """The same, from the response to a load request."""
+    """Why a model could not be loaded, from the response to a load request."""
     found = [
         f"{model} version {match[1]}: {own_words(match[2])}"
         for match in VERSION_STATE.finditer(text)
