@@ -164,17 +164,18 @@ class TritonPythonModel:
 
     def watch(self):
         """Handles everything that no request triggers: clients that left, readiness, metrics."""
-        tell = 0.0
+        tell, ready = 0.0, True
         while not self.ended.wait(0.05):
             for call, stream in list(self.calls):
                 if call.left():
                     stream.cancel()
             self.socket_server.watch()
-            if time.monotonic() > tell:
+            if time.monotonic() > tell or self.engine.ready != ready:
+                ready = self.engine.ready
                 superseded = self.socket_server.superseded()
                 answers = not superseded and self.answers_gpt()
                 if answers:
-                    self.show_ready(self.engine.ready)
+                    self.show_ready(ready)
                 self.metrics.tell(self.engine, answers, gauges=not superseded)
                 tell = time.monotonic() + 0.2
 
