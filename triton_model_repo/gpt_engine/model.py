@@ -13,10 +13,10 @@ INVALID_ARG if the client must change the request, UNAVAILABLE if it may work la
 The export copies this file, with the engine, into each version of the model.
 """
 
+import contextlib
 import json
 import math
 import os
-import queue
 import re
 import sys
 import threading
@@ -47,6 +47,7 @@ CODES = (
     (BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, "CANCELLED"),
     (FloatingPointError, "INTERNAL"),
 )
+PINNED = re.compile(r'"weights_version"\s+value:?\s*\{\s*string_value:\s*"(\d+)"')
 # inputs of a single number
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
 COUNTERS = {  # key in Engine.stats() -> name at /metrics, after "kintsugi_", and description
@@ -90,6 +91,7 @@ GAUGES = {
     "running": ("requests_running", "Requests in the batch."),
     "waiting": ("queue_waiting", "Requests that wait for a slot."),
     "ready": ("ready", "1 while the ranks are up."),
+    "answers": ("answers_gpt", "1 while the ranks are up and gpt's requests go to this version."),
 }
 
 
@@ -107,8 +109,7 @@ class TritonPythonModel:
         self.socket_server = SocketServer(self.engine, folder, name, self.pace)
         self.calls = set()  # direct requests in flight, to detect clients that leave
         self.metrics = Metrics({"model": args["model_name"], "version": args["model_version"]})
-        self.news = queue.SimpleQueue()  # the ranks are down (False), or up again (True)
-        self.engine.on_ready = self.news.put
+        self.front = Path(args["model_repository"]).with_name("gpt") / "config.pbtxt"
         self.ended = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
         self.watcher.start()
@@ -163,17 +164,44 @@ class TritonPythonModel:
 
     def watch(self):
         """Handles everything that no request triggers: clients that left, readiness, metrics."""
-        tell = 0.0
+        tell, ready = 0.0, True
         while not self.ended.wait(0.05):
             for call, stream in list(self.calls):
                 if call.left():
                     stream.cancel()
             self.socket_server.watch()
-            while not self.news.empty():
-                show_ready(self.news.get())
-            if time.monotonic() > tell:
-                self.metrics.tell(self.engine, gauges=not self.socket_server.superseded())
+            if time.monotonic() > tell or self.engine.ready != ready:
+                ready = self.engine.ready
+                superseded = self.socket_server.superseded()
+                answers = not superseded and self.answers_gpt()
+                if answers:
+                    self.show_ready(ready)
+                self.metrics.tell(self.engine, answers, gauges=not superseded)
                 tell = time.monotonic() + 0.2
+
+    def answers_gpt(self):
+        """Whether gpt's requests go to this version: it is pinned in gpt/config.pbtxt, or the
+        newest one that runs (`engine_sockets` in gpt/1/model.py)."""
+        with contextlib.suppress(OSError):
+            if (pinned := PINNED.search(self.front.read_text())) and int(pinned[1]):
+                return pinned[1] == self.engine.version.number
+        sockets = self.socket_server.file.parent.glob("gpt_engine-*-*.sock")
+        found = [file.stem.split("-") for file in sockets]
+        running = [int(number) for _, number, pid in found if Path(f"/proc/{pid}").exists()]
+        return int(self.engine.version.number) >= max(running, default=0)
+
+    def show_ready(self, ready):
+        """Shows load balancers whether the ranks are up: `gpt` is unloaded while they are down.
+
+        The file tells another version, if gpt's requests go there next, to load `gpt` again.
+        """
+        unloaded = self.socket_server.file.with_name("gpt-unloaded")
+        if ready and unloaded.exists():
+            switch_gpt(True)
+            unloaded.unlink(missing_ok=True)
+        elif not ready and not unloaded.exists():
+            unloaded.touch()
+            switch_gpt(False)
 
     def is_ready(self):
         """Whether the ranks are up. Newer servers call this for /v2/models/gpt_engine/ready; older
@@ -183,12 +211,11 @@ class TritonPythonModel:
     def finalize(self):
         """Ends the engine. Triton calls this when no request is in flight, on SIGTERM or after a
         newer version was loaded."""
-        self.engine.on_ready = None
         gauges = not self.socket_server.superseded()  # else they are the newer instance's
         self.socket_server.close()  # Triton does not know of these requests, so wait for them here
         self.ended.set()  # a running thread would delay the server's exit
         self.watcher.join()
-        self.metrics.tell(self.engine, gauges)
+        self.metrics.tell(self.engine, gauges=gauges)
         if gauges:
             self.metrics.leave()
         self.engine.close()
@@ -246,9 +273,14 @@ class Metrics:
     def __init__(self, labels):
         self.labels, self.families, self.metrics, self.told = labels, {}, {}, {}
 
-    def tell(self, engine, gauges=True):
-        """Updates all metrics. gauges: False if a newer instance of the version reports them."""
+    def tell(self, engine, answers=False, gauges=True):
+        """Updates all metrics.
+
+        answers   whether gpt's requests go to this version
+        gauges    False if a newer instance of the version reports them
+        """
         stats = engine.stats()
+        stats["answers"] = answers and stats["ready"]
         stats["kv_use"] = stats["kv_used"] / stats["kv_size"]
         for key, (name, description) in COUNTERS.items():
             self.count(name, description, stats[key])
@@ -315,8 +347,8 @@ def string(request, name):
     return next(iter(strings(request, name)), None)
 
 
-def show_ready(ready):
-    """Shows load balancers whether the ranks are up: `gpt` is unloaded while they are down.
+def switch_gpt(on):
+    """Loads or unloads `gpt`.
 
     The model's own readiness cannot be switched in 24.10 (is_ready above came later), and only a
     server in explicit mode lets a model load another one: otherwise the call crashes the server.
@@ -325,7 +357,7 @@ def show_ready(ready):
     if not re.search(rb"--model-control-mode[= ]explicit", server):
         return
     try:
-        if ready:
+        if on:
             pb_utils.load_model("gpt")
         else:
             pb_utils.unload_model("gpt")

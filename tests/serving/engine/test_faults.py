@@ -43,9 +43,7 @@ def all_end(streams, message):
 
 
 def test_ranks_that_die_or_stop_are_named_and_replaced(version):
-    news = []
     with Engine(version, max_num_seqs=2, step_seconds=8.0) as engine:
-        engine.on_ready = news.append
         expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
         for rank, sent, message in (
             (1, signal.SIGKILL, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL: the request"),
@@ -66,10 +64,8 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
             assert engine.stats()["requests_failed"] == failed + 3
             until(lambda pids=before: not any(map(alive, pids)))
         assert engine.stats()["restarts"] == 3
-        until(lambda: news == [False, True] * 3)
         last = engine.pids
     assert not any(map(alive, last)) and not engine.pids
-    assert news == [False, True] * 3  # closing is not reported
 
 
 def test_an_idle_rank_that_dies_is_noticed_at_once(copy):

@@ -450,6 +450,24 @@ def test_a_process_that_the_list_of_children_lacks_is_not_dead(server):
 
 
 @pytest.mark.thorough
+def test_a_new_gateway_misses_the_front_model_that_it_finds_unloaded(server):
+    """The engine unloads `gpt` while its ranks restart; a model that no text needs may be out."""
+    out = ("gpt_detokenize", "gpt")
+    for model in out:
+        server.unload(model)
+    try:
+        with Gateway(server) as gateway:
+            assert error_of(gateway, "/v2/health/ready") == (
+                503, "UNAVAILABLE: gpt is not served",
+            )
+            server.load("gpt")
+            assert ask(gateway, "/v2/health/ready")[0] == 200
+    finally:
+        for model in out:
+            server.load(model)
+
+
+@pytest.mark.thorough
 def test_why_it_does_not_start(server):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

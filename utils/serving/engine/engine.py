@@ -56,7 +56,6 @@ class Engine:
         self.max_model_len = config.length(self.model)
         self.decoder = Decoder.read(folder)
         self.restarts = restarts
-        self.on_ready = None  # called with False when the ranks have died, True when they are back
         config.blocks(self.model)  # checks that they suffice; the ranks report their number
         self._scheduler = Scheduler(
             config.max_num_seqs, 0, config.queue, config.prefill_chunk, self.model.end_tokens,
@@ -72,10 +71,8 @@ class Engine:
         self._closed = threading.Event()
         self._make_group = lambda: RankGroup(self.version, config)
         started = queues.SimpleQueue()
-        self._announcements = queues.SimpleQueue()
         self._loop = threading.Thread(target=self._run, args=(started,), daemon=True, name="engine")
         self._loop.start()
-        threading.Thread(target=self._announce, daemon=True, name="engine news").start()
         try:
             error = started.get()
         except BaseException:  # Ctrl-C
@@ -190,7 +187,6 @@ class Engine:
             if self._group:
                 self._group.kill()
             self._loop.join(0.1)
-        self._announcements.put(None)
 
     def __enter__(self):
         return self
@@ -306,7 +302,6 @@ class Engine:
                 then = "; its ranks are being restarted, try again later" if self.restarts else ""
                 self._why_not = f"the engine is down: {error}{then}"
                 self._fail_all(f"{error}: the request was cut off, send it again")
-                self._announcements.put(False)
         self._group.close()
 
     def _restart(self):
@@ -322,7 +317,6 @@ class Engine:
                         self._why_not = f"the ranks failed to start: {error}"
                 else:
                     self._stats.restarts += 1
-                    self._announcements.put(True)
                     return
             self._closed.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -337,12 +331,3 @@ class Engine:
             stream, _ = self._streams.pop(request)
             stream.fail(error)
             self._end_trace(request, error=str(error))
-
-    def _announce(self):
-        """Call `on_ready`, in its own thread because the callback may be slow."""
-        while (news := self._announcements.get()) is not None:
-            try:
-                if self.on_ready is not None:
-                    self.on_ready(news)
-            except Exception:
-                traceback.print_exc()

@@ -111,7 +111,7 @@ class Door:
             status = "OK"
         except Refusal as refusal:
             kind = refusal.message.partition(":")[0]
-            status = CODES.get(kind, kind)
+            status = "RESOURCE_EXHAUSTED" if refusal.status == 429 else CODES.get(kind, kind)
             await context.abort(grpc.StatusCode[status], refusal.message)
         except grpc.aio.AioRpcError as error:
             status = error.code().name

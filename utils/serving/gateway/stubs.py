@@ -32,6 +32,7 @@ LOOK = 0.4  # seconds between two checks
 HUNG = 10.0  # seconds that a stub may be stopped
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts to load a model again
 UNLOAD = 60.0  # seconds
+TEXT = {"gpt", "gpt_engine", "gpt_tokenize"}  # without one of these no text is answered
 
 log = logging.getLogger("gateway")
 
@@ -170,12 +171,18 @@ class Stubs:
     # --- the watch ------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Wait for the server; the models that it serves then are wanted. Raises TimeoutError."""
+        """Wait for the server; the models that it serves then are wanted. Raises TimeoutError.
+
+        Those of TEXT are wanted if they have ever been loaded: one that is unloaded now may be so
+        only until its ranks are back.
+        """
         until = asyncio.get_running_loop().time() + self.load_seconds
         while True:
             with suppress(Refusal):  # it is not up yet
-                if not await self._served("LOADING"):
-                    self.wanted = await self._served("READY")
+                states = await self.triton.states()
+                if "LOADING" not in states.values():
+                    ready = {model for (model, _), state in states.items() if state == "READY"}
+                    self.wanted = ready | TEXT & {model for (model, _), s in states.items() if s}
                     return
             if asyncio.get_running_loop().time() > until:
                 raise TimeoutError(f"no server at {self.triton.address} that has loaded its models")

@@ -117,7 +117,7 @@ def to_try(server: TritonServer, front: Gateway, tls: bool) -> str:
         curl += " -k"
     if os.environ.get("KINTSUGI_API_KEY"):
         curl += ' -H "Authorization: Bearer $KINTSUGI_API_KEY"'
-    lines = [f"HTTP {front.http}, gRPC {front.grpc}, metrics {server.metrics}. Try:"]
+    lines = [f"HTTP {front.http}, gRPC {front.grpc}, Triton's metrics {server.metrics}. Try:"]
     if "gpt" in server.models:
         for endpoint, stream in (("generate", ""), ("generate_stream", ', "stream": true')):
             body = f'{{"text_input": "def ", "max_tokens": 20{stream}}}'
@@ -125,7 +125,7 @@ def to_try(server: TritonServer, front: Gateway, tls: bool) -> str:
         lines.append(f'  OpenAI\'s clients: base_url="{http}/v1", model="gpt"')
     else:
         lines.append(f"  {curl} {http}/v2/models/{server.models[0]}/config")
-    lines.append(f"  curl -s {server.metrics}/metrics")
+    lines.append(f"  {curl} {http}/metrics")
     if not os.environ.get("KINTSUGI_CONTROL_KEY"):
         lines.append(f"The key to load and unload models is {front.control_key}")
     if front.host not in (HOST, "localhost") and not os.environ.get("KINTSUGI_API_KEY"):
