@@ -213,7 +213,7 @@ def test_a_run_that_ends_too_early_is_quoted(nodes, tmp_path):
     script = tmp_path / "script.py"
     script.write_text('import sys; sys.exit("an unhappy rank")\n')
     with ElasticRun(nodes, script, tmp_path / "logs", restarts=1, waits=LAUNCH["waits"]) as run:
-        with pytest.raises(ValueError, match="the agent of node1 still runs"):
+        with pytest.raises(ValueError, match="the agent of node1 is still running"):
             run.start(1)
         with pytest.raises(LaunchError, match="It did not happen within 0 s"):
             run.wait_until(lambda: False, 0)

@@ -221,18 +221,18 @@ Not for 06.
 
 def test_the_notes_are_what_the_guide_says_of_a_lesson(slides):
     assert slides.remarks(GUIDE, "06") == {
-        "2": ["*Lesson 06, sections 2 to 4:* Draw it."],
-        "": ["*Lab 06, exercise a:* In pairs.", "It is long.", "- A list for it."],
-        "9": ["Lesson 06: section 9 can wait."],
+        "2": ["**A day:** *Lesson 06, sections 2 to 4:* Draw it."],
+        "": ["**A day:** *Lab 06, exercise a:* In pairs.", "**A day:** It is long.", "- A list for it."],
+        "9": ["**A day:** Lesson 06: section 9 can wait."],
         "3": ["Where it hurts: section 3."],
     }
     assert slides.remarks(GUIDE, "07") == {
         "": [
-            "*Lesson 07:* Ask first.",
-            "In lesson 07, vote.",
-            "Nobody loses.",
-            "*Lesson 07:* Again.",
-            "Lesson 06 is wanted before.",
+            "**A day:** *Lesson 07:* Ask first.",
+            "**A day:** In lesson 07, vote.",
+            "**A day:** Nobody loses.",
+            "**An evening:** *Lesson 07:* Again.",
+            "**An evening:** Lesson 06 is wanted before.",
             "Not for 06.",
         ]
     }
