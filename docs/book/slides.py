@@ -124,7 +124,8 @@ MARKDOWN = renderer()
 
 def in_lines(tex: str) -> str:
     """Formulas side by side, in two lines where they are too wide for a slide."""
-    formulas = tex.split(r"\qquad") if len(tex) > MOST_TEX else [tex]
+    wide = len(tex) > MOST_TEX and r"\begin" not in tex
+    formulas = tex.split(r"\qquad") if wide else [tex]
     if len(formulas) == 1 or any(each.count("{") != each.count("}") for each in formulas):
         return tex
     until = [len("".join(formulas[:number])) for number in range(len(formulas))]

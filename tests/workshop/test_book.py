@@ -222,7 +222,11 @@ Not for 06.
 def test_the_notes_are_what_the_guide_says_of_a_lesson(slides):
     assert slides.remarks(GUIDE, "06") == {
         "2": ["**A day:** *Lesson 06, sections 2 to 4:* Draw it."],
-        "": ["**A day:** *Lab 06, exercise a:* In pairs.", "**A day:** It is long.", "- A list for it."],
+        "": [
+            "**A day:** *Lab 06, exercise a:* In pairs.",
+            "**A day:** It is long.",
+            "- A list for it.",
+        ],
         "9": ["**A day:** Lesson 06: section 9 can wait."],
         "3": ["Where it hurts: section 3."],
     }

@@ -37,9 +37,13 @@ def roofline(
         axes.text(highest / rate, highest * 1.35, name, color=figures.GREY, ha="center")
     axes.plot([left, ridge], [left * bandwidth, peak], color=figures.ORANGE)
     axes.plot([ridge, right], [peak, peak], color=figures.BLUE)
+    above: list[tuple[float, float]] = []
     for name, (x, y) in points.items():
         axes.plot(x, y, "o", color=figures.INK)
-        beside = figures.RIGHT | {"xytext": (5, -10 if y > peak / 2 else 0)}  # not on the line
+        near = any(max(x / p, p / x) < 1.5 and max(y / q, q / y) < 1.5 for p, q in above)
+        above.append((x, y))
+        # not on the line, nor on a neighbour's name
+        beside = figures.RIGHT | {"xytext": (7, -10 if near or y > peak / 2 else 0)}
         axes.annotate(name, (x, y), **beside, fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s", title=title)
     lowest = min(left * bandwidth, *(y for _, y in points.values()))
