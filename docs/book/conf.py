@@ -245,7 +245,7 @@ def build_finished(app, error: Exception | None) -> None:
         (out / "index.html").write_bytes((out / f"{root_doc}.html").read_bytes())
         for path in out.glob("_static/**/*.map"):  # for debugging the theme
             path.unlink()
-        for path in out.glob("_images/*.png"):  # a figure has few colors
+        for path in out.glob("_images/*.png"):  # a figure has few colours
             with Image.open(path) as image:
                 if image.mode == "RGBA":
                     few = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)

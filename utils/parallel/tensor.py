@@ -209,8 +209,8 @@ class VocabularyLinear(nn.Module):
 
 
 class GatheredLogits(VocabularyLinear):
-    """A VocabularyLinear whose output has the logits of all tokens, (B, T, V), which the model's
-    own code needs."""
+    """A VocabularyLinear that returns the logits of all entries, (B, T, V), for a model whose own
+    code needs them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x).transpose(1, 2)

@@ -71,7 +71,7 @@ def scales(answer, seed: int) -> None:
         sizes = torch.cat([x.double().abs().flatten() for x in given]).sort().values
         place, last = percentile / 100 * len(sizes), len(sizes) - 1
         low, high = sizes[[max(int(place) - 2, 0), min(int(place) + 1, last)]].tolist()
-        low = high if percentile == 100 else low  # below 100, definitions differ by a neighbor
+        low = high if percentile == 100 else low  # below 100, definitions differ by a neighbour
         found = scale * HIGHEST
         if not (low * (1 - 1e-5) <= found <= high * (1 + 1e-5) if size else 0 < scale < 1e30):
             raise Wrong(
