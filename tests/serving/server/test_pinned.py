@@ -52,7 +52,7 @@ def ranks_down(server, repo, version):
 
 def gauge(server, name):
     """{version: value}"""
-    shown = metrics(server).set_index("name").loc[f"kintsugi_{name}"]
+    shown = metrics(server).set_index("name").loc[[f"kintsugi_{name}"]]
     return dict(zip(shown["version"], shown["value"]))
 
 
