@@ -272,7 +272,8 @@ def softmax(trial: Trial) -> str:
         {"shape": shape, "scale": draw.choice((0.3, 1.5)), **more}
         for shape, more in (
             ((draw.randrange(3, 9), draw.randrange(65, 500)), {}),
-            ((2, draw.randrange(2, 4), 2 ** draw.randrange(4, 8)), {"around": 200.0}),
+            # e^(0.3 · 400) overflows fp32
+            ((2, draw.randrange(2, 4), 2 ** draw.randrange(4, 8)), {"around": 400.0}),
             ((3, draw.randrange(1030, 1500)), {"around": 60.0, "dtype": torch.float16}),
             ((4, draw.randrange(20, 60)), {"masked": True}),
             ((draw.randrange(2, 5), draw.randrange(2, 5), draw.randrange(5, 9)), {"turned": True}),
