@@ -41,7 +41,7 @@ def rank_map(made: Report, *, title: str = "") -> None:
     names = [str(one.rank) if column % every == 0 else "" for column, one in enumerate(ranks)]
     _, axes = figures.figure("normal")
     figures.heat_map(axes, rows, names, cells)
-    axes.set(title=title, xlabel=f"rank (white: 0 ms; full green: {made.step_ms:.0f} ms, the step)")
+    axes.set(title=title, xlabel=f"rank (empty: 0 ms; full green: {made.step_ms:.0f} ms, the step)")
     axes.xaxis.set_label_position("top")
     figures.show()
 

@@ -143,7 +143,7 @@ def accuracies(rows: "dict[str, Accuracy]", chance: float | None = None, title: 
         axes.plot([one.low, one.high], [row, row], color=figures.INK, linewidth=1.6)
         axes.annotate(f"{100 * one.mean:.0f} %", (one.high, row), **figures.RIGHT)
     figures._name_rows(axes, list(rows), title)
-    axes.set(xlim=(0, 1.08), xlabel="accuracy; the black line is the 95 % interval")
+    axes.set(xlim=(0, 1.08), xlabel="accuracy; the thin line is the 95 % interval")
     _chance(axes, chance, axes.axvline)
     figures.show()
 

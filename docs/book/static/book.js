@@ -1,10 +1,12 @@
 /* A page in a folder may not read another one, so search shows excerpts only where a server has it. */
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
-/* An option keeps its dashes; a click on a figure opens it alone, where a phone can enlarge it. */
+/* An option keeps its dashes; what a check says wraps; a click on a figure opens it alone, where a phone can enlarge it. */
 document.addEventListener("DOMContentLoaded", () => {
   for (const word of document.querySelectorAll("code .pre"))
     if (/^--?\w.{0,22}$/.test(word.textContent)) word.classList.add("option");
+  for (const printed of document.querySelectorAll(".cell_output pre"))
+    if (/^\[( |x|ok)\] /.test(printed.textContent)) printed.classList.add("check");
   for (const figure of document.querySelectorAll("article img:not(a img)"))
     figure.addEventListener("click", () => { location.href = figure.src; });
 });
