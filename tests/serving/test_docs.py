@@ -290,11 +290,12 @@ def test_probes_metric_and_hook_are_those_of_a_real_server(kinds, container, fro
 @pytest.mark.timeout(600)
 def test_a_busy_server_is_alive_and_a_hanging_one_is_not(container, server):
     *command, _ = container["livenessProbe"]["exec"]["command"]
-    asked = [
-        Asked(stream, Client(server), "import ", max_tokens=300, temperature=1.0, seed=number)
-        for number in range(SLOTS + QUEUE)
-    ]
-    until(lambda: served_now(server) == SLOTS + QUEUE)
+    with frozen(*ranks(server)):  # no request ends before the last one is in the queue
+        asked = [
+            Asked(stream, Client(server), "import ", max_tokens=300, temperature=1.0, seed=number)
+            for number in range(SLOTS + QUEUE)
+        ]
+        until(lambda: served_now(server) == SLOTS + QUEUE)
     assert status([*command, "0.8"], server) == 0  # a token would come too late
     with frozen(*ranks(server)):
         more = [Asked(stream, Client(server), "def ") for _ in range(SLOTS + QUEUE)]
