@@ -31,7 +31,7 @@ LINKS = re.compile(r"(?m)^\*\*\[Read lesson 00\].*\n")  # the book has doors ins
 DOORS = """\
 <div class="doors">
 <a href="notebooks/00_start_here.html"><b>Start reading</b> Lesson 00: what is in a machine?</a>
-<a href="#start"><b>Run it</b> Two commands on your laptop, no GPU</a>
+<a href="#start"><b>Run it</b> One clone, two commands, no GPU</a>
 <a href="docs/instructor.html"><b>Teach</b> Programmes, the room, lesson by lesson</a>
 <a href="docs/serving.html"><b>Deploy</b> The engine and its Triton server</a>
 <a href="docs/glossary.html"><b>Look up</b> The words of the field, one line each</a>
@@ -163,7 +163,8 @@ def doctree_read(app, doctree: nodes.document) -> None:
     for link in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
         path = Path(os.path.normpath(here / link["reftarget"].partition("#")[0]))
         is_file = isinstance(link, download_reference) and path.is_file()
-        if path.is_relative_to(ROOT) and (is_file or (path != here and path.is_dir())):
+        is_page = path == here or path.with_suffix(".md").is_file()  # docs/class: class.md, too
+        if path.is_relative_to(ROOT) and (is_file or (path.is_dir() and not is_page)):
             link.replace_self(code_link(app, docname, path, *link.children))
     if docname.startswith(("notebooks/", "labs/")):
         title = next(doctree.findall(nodes.title))

@@ -427,6 +427,7 @@ def deck(notebook: dict) -> list[Part]:
         else:
             if begins:
                 part.add("break", "")
+                part.marked = True
                 before += 1
             answer = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
             answered = index if answer else None
