@@ -31,4 +31,4 @@ attributes="$folder/.git/info/attributes"
     echo "The course was not brought up to date; the copy stays as it was." >&2
 
 # The page on which the lab of a hub opens; `make lab` writes it again.
-(cd "$folder" && python -m utils.course.progress --page) || true
+(cd "$folder" && python -c "from utils.course import progress; progress.write_page()") || true

@@ -124,7 +124,7 @@ def test_what_is_no_notebook_is_named(tmp_path, monkeypatch, program):
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of runpy
-@pytest.mark.parametrize("program", ["measure.environment"])
+@pytest.mark.parametrize("program", ["course.progress", "measure.environment"])
 def test_programs_without_arguments_take_none(monkeypatch, capsys, program):
     monkeypatch.setattr(sys, "argv", ["program", "x"])
     with pytest.raises(SystemExit) as stopped:

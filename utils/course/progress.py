@@ -6,12 +6,12 @@ its notebook (`predict("…` and `check("…`), and what you have done from the 
 (`utils/course/ledger.py`).
 """
 
-import argparse
 import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from utils.cli import no_arguments
 from utils.course import ledger
 from utils.paths import ROOT
 
@@ -132,11 +132,6 @@ def _next(found: list[Part], closed: set[str], passed: set[str]) -> str:
     return "Everything is done."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m utils.course.progress", description=__doc__)
-    parser.add_argument("--page", action="store_true", help=f"write {HERE.name}, print nothing")
-    write_page() if parser.parse_args().page else report()
-
-
 if __name__ == "__main__":
-    main()
+    no_arguments("utils.course.progress", __doc__)
+    report()
